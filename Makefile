@@ -1,0 +1,60 @@
+# `make` lists what there is to make.
+
+# The Python that makes the environments, 3.11 to 3.13. Set PYTHON to choose another than the first that is found.
+# 3.11 comes first: the OTLP receiver that some tests need is there for no later one.
+supported := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
+	$(shell $(name) -c '$(supported)' >/dev/null 2>&1 && echo $(name))))
+
+ENGINE ?= vllm
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-engines check generate bench clean python
+
+help: ## List the targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS='|' read -r target text; do printf '  make %-14s %s\n' "$$target" "$$text"; done
+
+python:
+	@$(or $(PYTHON),false) -c '$(supported)' || { echo 'Python 3.11 to 3.13 is needed: set PYTHON to one' >&2; exit 1; }
+
+venv: $(INSTALLED) ## Make .venv, with this project (editable) and all that its development needs
+
+$(INSTALLED): pyproject.toml | python
+	@echo "making .venv with $$($(PYTHON) --version), less than a minute"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip >= 25.1'  # the first that knows --group
+	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+demo: python ## Run a real vLLM with three cache tiers on the CPU, and see what is measured (3.3 GB at first)
+	@python="$$($(PYTHON) tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu.demo
+
+test: $(INSTALLED) ## Run the tests that need no engine
+	$(BIN)/python -m pytest -m 'not engine' $(ARGS)
+
+test-engines: python ## Run the tests against a real engine, in its own environment (3.3 GB at first)
+	@python="$$($(PYTHON) tools/engine_env.py $(ENGINE))" && set -x \
+	  && KVCACHE_OTEL_REQUIRE=$(ENGINE),prometheus,otlp "$$python" -m pytest -m engine $(ARGS)
+
+check: $(INSTALLED) ## Check format, lint, types, and that what is generated fits the catalogue
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/python tools/generate.py --check
+
+generate: $(INSTALLED) ## Generate code, documentation and dashboards from the catalogue
+	$(BIN)/python tools/generate.py
+
+bench: $(INSTALLED) ## Run the benchmarks
+	@for file in $(sort $(wildcard benchmarks/bench_*.py)); do \
+	  echo "$$file"; $(BIN)/python "$$file" $(ARGS) || exit; done
+
+clean: ## Remove .venv; engine environments stay in their cache
+	rm -rf .venv

@@ -1,0 +1,245 @@
+"""Hooks as data: what is hooked, where, in which versions; attached, detached, guarded and reported here.
+
+A hook never hurts. What the engine's function returns or raises passes through untouched; what our body raises is
+caught, counted and said once, and after a few times in a row the hook steps aside. SystemExit and KeyboardInterrupt are
+let through: they are how a signal handler of the engine's ends its process, wherever it happens to be.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel.engines.post_import import PostImport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+    from typing import Literal
+
+    Moment = Literal["after", "before", "arguments"]
+    State = Literal["waiting", "attached", "missing", "aside", "detached"]
+
+_logger = logging.getLogger(__name__)
+
+STEP_ASIDE_AFTER = 5
+
+
+class Hook:
+    """One function of an engine that knows a fact. (A plain class: dataclasses take longer to make than all the rest.)
+
+    Attributes:
+        name: Its short name, as ``kvcache.telemetry.hook`` carries it.
+        target: Where it is: ``package.module:Class.method``.
+        body: The name of the adapter's method that reads the fact. It is called with the function's result first
+            (``after``), or with its arguments alone (``before``, ``arguments``).
+        fact: What cannot be measured where it is missing, in words for `doctor`.
+        since: The first engine version that has it; empty where every supported version does.
+        moment: ``after`` or ``before`` the function; ``arguments`` for a body that returns the positional arguments to
+            call it with, or None to leave them.
+    """
+
+    __slots__ = ("body", "fact", "moment", "name", "since", "target")
+
+    def __init__(
+        self, *, name: str, target: str, body: str, fact: str, since: str = "", moment: Moment = "after"
+    ) -> None:
+        self.name = name
+        self.target = target
+        self.body = body
+        self.fact = fact
+        self.since = since
+        self.moment: Moment = moment
+
+    @property
+    def module(self) -> str:
+        """The name of the module that defines it."""
+        return self.target.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """The dotted path inside the module."""
+        return self.target.partition(":")[2]
+
+
+class HookPoint:
+    """A hook in this process: its state, its errors, and the way back.
+
+    Attributes:
+        hook: What it is.
+        state: ``waiting`` for its module to be imported, ``attached``, ``missing`` in this version, ``aside`` after too
+            many failures, or ``detached``.
+        why: Why it is not attached, in words.
+        errors: Exceptions of ours that were caught here.
+        in_a_row: How many of them came one after the other, until now.
+        live: Whether the body is called.
+        body: What reads the fact.
+    """
+
+    __slots__ = ("_original", "_owner", "_wrapper", "body", "errors", "hook", "in_a_row", "live", "state", "why")
+
+    def __init__(self, hook: Hook, resolve: Callable[[str], Callable[..., Any]]) -> None:
+        """Args:
+        hook: What it is.
+        resolve: Gives the adapter's method by name; asked at the first call, so that attaching loads no adapter.
+        """
+        self.hook = hook
+        self.state: State = "waiting"
+        self.why = f"{hook.module} has not been imported"
+        self.errors = 0
+        self.live = False
+        self.in_a_row = 0
+        self._owner: Any = None
+        self._original: Any = None
+        self._wrapper: Any = None
+
+        def first_call(*args: Any, **kwargs: Any) -> Any:
+            self.body = resolve(hook.body)
+            return self.body(*args, **kwargs)
+
+        self.body: Callable[..., Any] = first_call
+
+    def attach(self, module: ModuleType) -> None:
+        """Puts the hook around the function, or says why it cannot."""
+        owner: Any = module
+        *parents, name = self.hook.path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent, None)
+        function = getattr(owner, name, None)
+        if not callable(function):
+            self.state, self.why = "missing", f"{module.__name__} has no {self.hook.path}"
+            return
+        self._owner = owner
+        self._original = vars(owner).get(name)  # None where it is inherited: then detaching removes ours.
+        self._wrapper = _WRAP[self.hook.moment](self, function)
+        try:
+            setattr(owner, name, self._wrapper)
+        except (AttributeError, TypeError) as error:
+            self.state, self.why = "missing", f"{self.hook.path} cannot be replaced: {error}"
+            return
+        self.live = True
+        self.state, self.why = "attached", ""
+
+    def detach(self) -> None:
+        """Gives the engine its own function back; where somebody wrapped ours, leaves a wrapper that does nothing."""
+        self.live = False
+        if self._wrapper is not None:
+            name = self.hook.path.rpartition(".")[2]
+            if vars(self._owner).get(name) is self._wrapper:
+                if self._original is None:
+                    delattr(self._owner, name)
+                else:
+                    setattr(self._owner, name, self._original)
+        self.state, self.why = "detached", "detached"
+        self._owner = self._original = self._wrapper = None
+
+    def failed(self, error: Exception) -> None:
+        """Counts a failure of ours; says the first; steps aside after a few in a row."""
+        self.errors += 1
+        self.in_a_row += 1
+        if self.errors == 1:
+            _logger.warning(
+                "kvcache: the hook %s failed and was skipped: %r. The engine is not affected; the hook steps aside after "
+                "%d failures in a row (kvcache.telemetry.errors counts them)",
+                self.hook.name,
+                error,
+                STEP_ASIDE_AFTER,
+                exc_info=_logger.isEnabledFor(logging.DEBUG),
+            )
+        if self.in_a_row >= STEP_ASIDE_AFTER:
+            self.live = False
+            self.state, self.why = "aside", f"stepped aside after {self.in_a_row} failures in a row, last: {error!r}"
+
+
+def _after(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if point.live:
+            try:
+                point.body(result, *args, **kwargs)
+                if point.in_a_row:
+                    point.in_a_row = 0
+            except Exception as error:
+                point.failed(error)
+        return result
+
+    return _like(function, hooked)
+
+
+def _before(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if point.live:
+            try:
+                point.body(*args, **kwargs)
+                if point.in_a_row:
+                    point.in_a_row = 0
+            except Exception as error:
+                point.failed(error)
+        return function(*args, **kwargs)
+
+    return _like(function, hooked)
+
+
+def _arguments(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if point.live:
+            try:
+                replaced = point.body(*args, **kwargs)
+                if replaced is not None:
+                    args, kwargs = replaced, {}
+                if point.in_a_row:
+                    point.in_a_row = 0
+            except Exception as error:
+                point.failed(error)
+        return function(*args, **kwargs)
+
+    return _like(function, hooked)
+
+
+_WRAP: dict[str, Callable[[HookPoint, Callable[..., Any]], Callable[..., Any]]] = {
+    "after": _after,
+    "before": _before,
+    "arguments": _arguments,
+}
+
+
+def _like(function: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
+    # functools.wraps without its imports' weight; `__wrapped__` keeps inspect.signature right.
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(hooked, name, getattr(function, name, None))
+    hooked.__wrapped__ = function  # type: ignore[attr-defined]
+    return hooked
+
+
+class HookSet:
+    """The hooks of one engine in this process."""
+
+    def __init__(self, hooks: Iterable[Hook], resolve: Callable[[str], Callable[..., Any]]) -> None:
+        """Args:
+        hooks: The engine's table.
+        resolve: Gives a body of the engine's adapter by name, at the first call that needs it.
+        """
+        self._hooks = tuple(hooks)
+        self._resolve = resolve
+        self._imports = PostImport()
+        self.points: tuple[HookPoint, ...] = ()
+
+    @property
+    def attached(self) -> bool:
+        """Whether `attach` was called, and `detach` was not since."""
+        return bool(self.points)
+
+    def attach(self) -> None:
+        """Hooks what is imported already, and the rest when it is; a second call does nothing."""
+        if self.points:
+            return
+        self.points = tuple(HookPoint(hook, self._resolve) for hook in self._hooks)
+        for point in self.points:
+            self._imports.when_imported(point.hook.module, point.attach)
+
+    def detach(self) -> None:
+        """Gives the engine its own functions back; a second call does nothing."""
+        self._imports.forget()
+        for point in self.points:
+            point.detach()
+        self.points = ()

@@ -1,0 +1,192 @@
+"""What each vLLM hook reads. Rows are kept on the vLLM object that they are about, and end with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel.engines.vllm import config
+from kvcache_otel.engines.vllm.device import DeviceRows
+from kvcache_otel.engines.vllm.host import ConnectorRows, HostRows, QueueRows, TieringRows, watch_first
+from kvcache_otel.engines.vllm.worker import DirectionRows
+from kvcache_otel.identity import Identity, Rank
+from kvcache_otel.semconv import Engine, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvcache_otel.record.probe import CacheProbe
+
+    Tasks = Iterable[Callable[[], Any]]
+
+
+class VllmAdapter:
+    """The bodies of the hooks in `table.py`."""
+
+    def __init__(self, probe: Callable[[Identity, int], CacheProbe], flush: Callable[[], None]) -> None:
+        """Args:
+        probe: Gives the probe for a cache that has been built: its identity, and its rank among those on this machine.
+        flush: Exports what there is, within a short deadline of its own.
+        """
+        self._probe = probe
+        self._flush = flush
+
+    # -- caches being built ----------------------------------------------------------------------------------------
+
+    def manager_built(self, manager: Any, spec: Any) -> None:
+        """`get_manager`: builds the manager at the first call, returns the same one ever after."""
+        if _rows(manager) is not None:
+            return
+        identity = config.scheduler_identity(spec)
+        probe = self._probe(identity, identity.rank.dp)
+        tokens, pool = config.chunk_tokens(spec), config.offload_pool(spec)
+        manager._kvcache_otel_connector = ConnectorRows(probe)
+        tracker = getattr(manager, "_metrics", None)
+        if tracker is None:
+            manager._kvcache_otel = HostRows(probe, manager, tokens=tokens, pool=pool)
+            return
+        primary = manager.primary_tier
+        primary._kvcache_otel = HostRows(probe, primary, tokens=tokens, pool=pool)
+        manager._kvcache_otel = tracker._kvcache_otel = TieringRows(probe, manager)
+
+    def worker_built(self, worker: Any, spec: Any, *_: Any, **__: Any) -> None:
+        """`create_worker`: a rank's two directions exist from now on."""
+        probe = self._probe(config.worker_identity(spec), config.local_rank(spec))
+        worker._store_handler._kvcache_otel = DirectionRows(probe, store=True)
+        worker._load_handler._kvcache_otel = DirectionRows(probe, store=False)
+
+    def scheduler_built(self, _: None, scheduler: Any, *__: Any, **___: Any) -> None:
+        """`Scheduler.__init__`: the connector, and below it the offloading manager, were built inside it."""
+        manager = _offloading_manager(scheduler.connector)
+        offloading: ConnectorRows | None = getattr(manager, "_kvcache_otel_connector", None)
+        if offloading is not None:
+            probe = offloading.probe
+        else:
+            parallel = scheduler.vllm_config.parallel_config
+            replica = parallel.data_parallel_index
+            identity = Identity(Engine.VLLM, type(scheduler.kv_cache_manager).__name__, Rank(dp=replica))
+            probe = self._probe(identity, replica)
+        rows = DeviceRows(probe, scheduler, _tiers_below(scheduler.connector, manager))
+        manager_of_blocks = scheduler.kv_cache_manager
+        scheduler._kvcache_otel = manager_of_blocks._kvcache_otel = manager_of_blocks.block_pool._kvcache_otel = rows
+
+    # -- once per step ---------------------------------------------------------------------------------------------
+
+    def host_stats_taken(self, stats: Any, manager: Any) -> None:
+        """`CPUOffloadingManager.get_stats`: once per step, whether vLLM logs statistics or not."""
+        rows: HostRows | None = _rows(manager)
+        if rows is not None:
+            rows.settle(manager)
+            if stats is not None:
+                rows.take(stats.data["data"])
+
+    def tiering_stats_taken(self, stats: Any, manager: Any) -> None:
+        """`TieringOffloadingManager.get_stats`: what every tier summed since the last time."""
+        rows: TieringRows | None = _rows(manager)
+        if rows is not None and stats is not None:
+            rows.take(stats.data["data"])
+
+    def connector_stats_taken(self, stats: Any, scheduler: Any) -> None:
+        """`OffloadingConnectorScheduler.get_stats`: the connector's own sums, its manager's among them."""
+        rows: ConnectorRows | None = getattr(scheduler.manager, "_kvcache_otel_connector", None)
+        if rows is not None and stats is not None:
+            rows.take(stats.data["data"])
+
+    def step_done(self, _: Any, scheduler: Any, *__: Any, **___: Any) -> None:
+        """`Scheduler.update_from_output`: the end of a step."""
+        rows: DeviceRows | None = _rows(scheduler)
+        if rows is not None:
+            rows.settle()
+
+    # -- what vLLM does not say ------------------------------------------------------------------------------------
+
+    def host_store_prepared(self, output: Any, manager: Any, *_: Any, **__: Any) -> None:
+        """`prepare_store`, for stores and promotions alike: room was made, or None where there is none."""
+        if output is not None and output.evicted_keys:
+            rows: HostRows | None = _rows(manager)
+            if rows is not None:
+                rows.evicted(len(output.evicted_keys))
+
+    def job_finished(self, _: None, tracker: Any, job_metadata: Any, result: Any) -> None:
+        """`on_job_finished`: one transfer between the host tier and a secondary one has ended."""
+        rows: TieringRows | None = _rows(tracker)
+        if rows is not None:
+            rows.tiers[job_metadata.tier_idx].finished(job_metadata.transfer_job, result)
+
+    def load_enqueued(self, pool: Any, job_id: int, n_tasks: int, tasks: Tasks) -> tuple[Any, ...] | None:
+        """`enqueue_load`: a read begins to wait for a thread."""
+        rows: QueueRows | None = _rows(pool)
+        return None if rows is None else (pool, job_id, n_tasks, watch_first(tasks, rows.loads))
+
+    def store_enqueued(self, pool: Any, job_id: int, n_tasks: int, tasks: Tasks) -> tuple[Any, ...] | None:
+        """`enqueue_store`: a write begins to wait for a thread."""
+        rows: QueueRows | None = _rows(pool)
+        return None if rows is None else (pool, job_id, n_tasks, watch_first(tasks, rows.stores))
+
+    def transfer_submitted(self, submitted: bool, handler: Any, *_: Any, **__: Any) -> None:
+        """`transfer_async`: a copy is on its stream."""
+        rows: DirectionRows | None = _rows(handler)
+        if rows is not None and submitted:
+            rows.submitted()
+
+    def transfers_finished(self, results: list[Any], handler: Any) -> None:
+        """`get_finished`: the copies whose end events were done."""
+        if results:
+            rows: DirectionRows | None = _rows(handler)
+            if rows is not None:
+                rows.finished(results)
+
+    def transfers_drained(self, _: None, handler: Any) -> None:
+        """`shutdown` of one direction."""
+        rows: DirectionRows | None = _rows(handler)
+        if rows is not None:
+            rows.drained()
+
+    def request_admitted(self, _: None, manager: Any, request: Any, num_hits: int) -> None:
+        """`record_prefix_cache_stats`: called at admission, whether vLLM logs statistics or not."""
+        rows: DeviceRows | None = _rows(manager)
+        if rows is not None:
+            rows.admitted(request, num_hits)
+
+    def device_block_evicted(self, evicted: bool, pool: Any, block: Any) -> None:
+        """`_maybe_evict_cached_block`, for every block that is handed out; other pools of this class have no rows."""
+        if evicted:
+            rows: DeviceRows | None = _rows(pool)
+            if rows is not None:
+                rows.block_evicted()
+
+    # -- last words ------------------------------------------------------------------------------------------------
+
+    def shutdown_handled(self, running: bool, *_: Any) -> None:
+        """`_handle_shutdown`, once per turn of the engine's loop: false when it is to end."""
+        if not running:
+            self._flush()
+
+    def engine_stopping(self, *_: Any) -> None:
+        """`EngineCore.shutdown`."""
+        self._flush()
+
+    def worker_stopping(self, *_: Any) -> None:
+        """`WorkerProc.shutdown`."""
+        self._flush()
+
+
+def _rows(owner: Any) -> Any:
+    return getattr(owner, "_kvcache_otel", None)
+
+
+def _offloading_manager(connector: Any) -> Any:
+    """Returns the manager of an OffloadingConnector, alone or among the connectors of a MultiConnector."""
+    for candidate in getattr(connector, "_connectors", (connector,)):
+        manager = getattr(getattr(candidate, "connector_scheduler", None), "manager", None)
+        if manager is not None:
+            return manager
+    return None
+
+
+def _tiers_below(connector: Any, manager: Any) -> tuple[str, ...]:
+    if connector is None:
+        return ()
+    if manager is None:
+        return (Tier.UNKNOWN,)  # Another connector: its hits come from outside, from where it does not say.
+    secondary = (config.tier_of_secondary(tier) for tier in getattr(manager, "secondary_tiers", ()))
+    return tuple(dict.fromkeys((Tier.HOST, *secondary, Tier.UNKNOWN)))

@@ -1,0 +1,147 @@
+"""The vLLM hooks. The functions named here are vLLM's own; `adapter.py` reads what they know.
+
+What vLLM sums once per step is read from what its `get_stats` returned, never by calling it: it takes and resets. The
+rest of the table is for what vLLM does not say.
+"""
+
+from __future__ import annotations
+
+from kvcache_otel.engines.hooks import Hook
+
+# Versions read by eye and by `tests/engines/vllm`: everything is there from the first of FULL on.
+SUPPORTED = ("0.28", "0.33")
+FULL = ("0.31", "0.33")
+
+_OFFLOAD = "vllm.v1.kv_offload"
+_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
+
+HOOKS: tuple[Hook, ...] = (
+    # Caches being built.
+    Hook(
+        name="scheduler.init",
+        target="vllm.v1.core.sched.scheduler:Scheduler.__init__",
+        body="scheduler_built",
+        fact="everything about the device tier",
+    ),
+    Hook(
+        name="cpu.get_manager",
+        target=f"{_OFFLOAD}.cpu.spec:CPUOffloadingSpec.get_manager",
+        body="manager_built",
+        fact="everything about the host tier without secondary tiers",
+    ),
+    Hook(
+        name="tiering.get_manager",
+        target=f"{_OFFLOAD}.tiering.spec:TieringOffloadingSpec.get_manager",
+        body="manager_built",
+        fact="everything about the host tier and the secondary tiers",
+    ),
+    Hook(
+        name="cpu.create_worker",
+        target=f"{_OFFLOAD}.cpu.spec:CPUOffloadingSpec.create_worker",
+        body="worker_built",
+        fact="transfers between device and host, per rank",
+    ),
+    # What vLLM sums once per step.
+    Hook(
+        name="cpu.get_stats",
+        target=f"{_OFFLOAD}.cpu.manager:CPUOffloadingManager.get_stats",
+        body="host_stats_taken",
+        fact="what the host tier holds",
+    ),
+    Hook(
+        name="tiering.get_stats",
+        target=f"{_OFFLOAD}.tiering.manager:TieringOffloadingManager.get_stats",
+        body="tiering_stats_taken",
+        fact="lookups, bytes, active transfers and allocation failures of the secondary tiers",
+    ),
+    Hook(
+        name="connector.get_stats",
+        target=f"{_CONNECTOR}.scheduler:OffloadingConnectorScheduler.get_stats",
+        body="connector_stats_taken",
+        fact="request lookups and failed store allocations",
+    ),
+    Hook(
+        name="scheduler.update",
+        target="vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        body="step_done",
+        fact="what the device tier holds",
+    ),
+    # What vLLM does not say.
+    Hook(
+        name="cpu.prepare_store",
+        target=f"{_OFFLOAD}.cpu.manager:CPUOffloadingManager.prepare_store",
+        body="host_store_prepared",
+        fact="evictions from the host tier",
+    ),
+    Hook(
+        name="tiering.job_finished",
+        target=f"{_OFFLOAD}.tiering.metrics:TieringMetricsTracker.on_job_finished",
+        body="job_finished",
+        fact="durations and outcomes of transfers to and from the secondary tiers",
+    ),
+    Hook(
+        name="fs.enqueue_load",
+        target=f"{_OFFLOAD}.tiering.fs.thread_pool:DualQueueThreadPool.enqueue_load",
+        body="load_enqueued",
+        fact="queue time of reads from the fs tier",
+        moment="arguments",
+    ),
+    Hook(
+        name="fs.enqueue_store",
+        target=f"{_OFFLOAD}.tiering.fs.thread_pool:DualQueueThreadPool.enqueue_store",
+        body="store_enqueued",
+        fact="queue time of writes to the fs tier",
+        moment="arguments",
+    ),
+    Hook(
+        name="worker.transfer_async",
+        target=f"{_OFFLOAD}.cpu.gpu_worker:SingleDirectionOffloadingHandler.transfer_async",
+        body="transfer_submitted",
+        fact="active transfers between device and host",
+    ),
+    Hook(
+        name="worker.get_finished",
+        target=f"{_OFFLOAD}.cpu.gpu_worker:SingleDirectionOffloadingHandler.get_finished",
+        body="transfers_finished",
+        fact="durations and bytes of transfers between device and host",
+    ),
+    Hook(
+        name="worker.shutdown",
+        target=f"{_OFFLOAD}.cpu.gpu_worker:SingleDirectionOffloadingHandler.shutdown",
+        body="transfers_drained",
+        fact="that no transfer between device and host is active any more",
+    ),
+    Hook(
+        name="kv_cache.admitted",
+        target="vllm.v1.core.kv_cache_manager:KVCacheManager.record_prefix_cache_stats",
+        body="request_admitted",
+        fact="prompt tokens by the tier that served them",
+    ),
+    Hook(
+        name="block_pool.evict",
+        target="vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block",
+        body="device_block_evicted",
+        fact="evictions from the device tier",
+    ),
+    # Last words: vLLM's children are killed right after these.
+    Hook(
+        name="engine.handle_shutdown",
+        target="vllm.v1.engine.core:EngineCoreProc._handle_shutdown",
+        body="shutdown_handled",
+        fact="the last export interval of an engine process that is told to stop",
+    ),
+    Hook(
+        name="engine.shutdown",
+        target="vllm.v1.engine.core:EngineCore.shutdown",
+        body="engine_stopping",
+        fact="the last export interval of an engine that shuts down",
+        moment="before",
+    ),
+    Hook(
+        name="worker_proc.shutdown",
+        target="vllm.v1.executor.multiproc_executor:WorkerProc.shutdown",
+        body="worker_stopping",
+        fact="the last export interval of a worker process that shuts down",
+        moment="before",
+    ),
+)

@@ -1,0 +1,1 @@
+"""From cells to the world: OTLP, Prometheus, or a MeterProvider that the process already has."""

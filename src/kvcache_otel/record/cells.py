@@ -1,0 +1,217 @@
+"""Cells: where facts are written. One Python call each, no lock, no allocation, no OpenTelemetry.
+
+Why no lock: CPython hands the GIL to another thread only where a function starts, a call returns or a loop jumps
+back. Between the load and the store of ``self.value += n`` there is none of these, so no addition is lost, on any
+number of threads. ``tests/record/test_cells.py`` proves it twice: from the bytecode of every method here, and with
+eight threads. A free-threaded interpreter gives no such guarantee; there `EXACT` is False and nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Sequence
+
+_INFINITY = float("inf")
+
+# The function is CPython's own name for it, from 3.13 on.
+EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+class Counter:
+    """A sum that only goes up.
+
+    Attributes:
+        value: The sum so far, in the metric's unit.
+    """
+
+    __slots__ = ("_refuse", "value")
+
+    def __init__(self, refuse: Callable[[float], None]) -> None:
+        """Args:
+        refuse: Told of every amount that is negative, infinite or not a number; such amounts are not added.
+        """
+        self.value: int | float = 0
+        self._refuse = refuse
+
+    def add(self, amount: int | float = 1) -> None:
+        """Adds a finite amount of at least 0."""
+        if 0 <= amount < _INFINITY:
+            self.value += amount
+        else:
+            self._refuse(amount)
+
+    def reset(self) -> None:
+        """Starts again from 0, in a forked child."""
+        self.value = 0
+
+
+class Histogram:
+    """A distribution over fixed bounds.
+
+    Attributes:
+        bounds: Upper bounds of the buckets, inclusive, ascending; the last bucket is open.
+        counts: Samples per bucket, one more than there are bounds.
+        sum: Sum of the samples, in the metric's unit.
+    """
+
+    __slots__ = ("_refuse", "bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float], refuse: Callable[[float], None]) -> None:
+        """Args:
+        bounds: Upper bounds of the buckets, ascending.
+        refuse: Told of every sample that is negative, infinite or not a number; such samples are not recorded.
+        """
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum: float = 0.0
+        self._refuse = refuse
+
+    def record(self, sample: float) -> None:
+        """Records a finite sample of at least 0."""
+        if 0 <= sample < _INFINITY:
+            bucket = bisect_left(self.bounds, sample)
+            self.counts[bucket] += 1
+            self.sum += sample
+        else:
+            self._refuse(sample)
+
+    def read(self) -> tuple[list[int], float]:
+        """Returns the bucket counts and the sum, taken at one moment."""
+        for _ in range(8):
+            counts, total = self.counts.copy(), self.sum
+            if counts == self.counts:
+                return counts, total
+        return self.counts.copy(), self.sum  # Never quiet: one sample may be in one of the two alone, until next time.
+
+    def reset(self) -> None:
+        """Starts again from no samples, in a forked child."""
+        self.counts = [0] * len(self.counts)
+        self.sum = 0.0
+
+
+class ReplayedHistogram(Histogram):
+    """A histogram whose samples are also kept, for the instrument of a provider that is not ours."""
+
+    __slots__ = ("_dropped", "_queue", "attributes", "name")
+
+    def __init__(
+        self,
+        bounds: Sequence[float],
+        refuse: Callable[[float], None],
+        *,
+        name: str,
+        attributes: dict[str, str | int],
+        queue: deque[tuple[ReplayedHistogram, float]],
+        dropped: Counter,
+    ) -> None:
+        """Args:
+        bounds: As in `Histogram`.
+        refuse: As in `Histogram`.
+        name: The metric's name, for the replay.
+        attributes: The series' attributes, for the replay.
+        queue: Where samples wait; bounded by its own ``maxlen``.
+        dropped: Counts the samples that found the queue full.
+        """
+        super().__init__(bounds, refuse)
+        self.name = name
+        self.attributes = attributes
+        self._queue = queue
+        self._dropped = dropped
+
+    def record(self, sample: float) -> None:
+        """Records a finite sample of at least 0 and queues it."""
+        super().record(sample)
+        if 0 <= sample < _INFINITY:
+            queue = self._queue
+            if queue.maxlen is not None and len(queue) >= queue.maxlen:
+                self._dropped.add(1)
+            else:
+                queue.append((self, sample))
+
+
+class Level:
+    """A quantity that is as it is now; None while it is not known, and then no row is exported.
+
+    Attributes:
+        value: The quantity, in the metric's unit, or None.
+    """
+
+    __slots__ = ("__weakref__", "_below", "_underflow", "value")
+
+    def __init__(self, underflow: Callable[[float], None]) -> None:
+        """Args:
+        underflow: Told of a value that fell below 0; the level then stays at 0.
+        """
+        self.value: int | float | None = None
+        self._below = False
+        self._underflow = underflow
+
+    def set(self, value: int | float | None) -> None:
+        """Sets the level; None ends the row. A level set below 0 is told when it gets there, not while it stays."""
+        if value is None or value >= 0:
+            self.value = value
+            self._below = False
+            return
+        if not self._below:
+            self._below = True
+            self._underflow(value)
+        self.value = 0
+
+    def add(self, amount: int | float) -> None:
+        """Moves the level up or down. Below 0 it stays at 0 and says so."""
+        value = (self.value or 0) + amount
+        if value < 0:
+            self._underflow(value)
+            value = 0
+        self.value = value
+
+    def reset(self) -> None:
+        """Forgets the level, in a forked child."""
+        self.value = None
+
+
+class DiscardedCounter(Counter):
+    """Takes the place of a counter that may not exist: every measurement is counted as dropped."""
+
+    __slots__ = ("_dropped",)
+
+    def __init__(self, dropped: Counter) -> None:
+        super().__init__(dropped.add)
+        self._dropped = dropped
+
+    def add(self, amount: int | float = 1) -> None:
+        self._dropped.add(1)
+
+
+class DiscardedHistogram(Histogram):
+    """Takes the place of a histogram that may not exist: every measurement is counted as dropped."""
+
+    __slots__ = ("_dropped",)
+
+    def __init__(self, dropped: Counter) -> None:
+        super().__init__((), dropped.add)
+        self._dropped = dropped
+
+    def record(self, sample: float) -> None:
+        self._dropped.add(1)
+
+
+class DiscardedLevel(Level):
+    """Takes the place of a level that may not exist: every measurement is counted as dropped."""
+
+    __slots__ = ("_dropped",)
+
+    def __init__(self, dropped: Counter) -> None:
+        super().__init__(dropped.add)
+        self._dropped = dropped
+
+    def set(self, value: int | float | None) -> None:
+        self._dropped.add(1)
+
+    def add(self, amount: int | float) -> None:
+        self._dropped.add(1)

@@ -1,0 +1,359 @@
+"""The probe: the engine-neutral vocabulary of facts about a KV cache.
+
+An adapter asks its probe for the rows that its engine can produce when a cache is built; from then on they exist, at
+zero. In the engine's hot path it calls the methods of those rows: each is one call that writes a cell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcache_otel import semconv
+from kvcache_otel.semconv import LookupMode, LookupResult, Reason, State, TimingSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache_otel.identity import Identity
+    from kvcache_otel.record.cells import Counter, Histogram, Level
+    from kvcache_otel.record.recorder import Recorder
+    from kvcache_otel.spec import MetricSpec
+
+Labels = dict[str, str | int]
+
+
+class CacheProbe:
+    """What an adapter tells about one cache of one rank."""
+
+    __slots__ = ("_recorder", "identity")
+
+    def __init__(self, recorder: Recorder, identity: Identity) -> None:
+        """Args:
+        recorder: The process's recorder.
+        identity: The engine, cache and rank that every row of this probe carries.
+        """
+        self._recorder = recorder
+        self.identity = identity
+
+    # -- looking up ------------------------------------------------------------------------------------------------
+
+    def served(self, *tiers: str) -> Served:
+        """Returns the rows for the prompt tokens of admitted requests, by the tier that served them.
+
+        Args:
+            tiers: The tiers that can serve a prompt in this cache. ``none`` (computed) is always among the rows.
+        """
+        return Served(self, tiers)
+
+    def lookups(self, tier: str, name: str | None = None) -> Lookups:
+        """Returns the rows for block lookups in one tier."""
+        return Lookups(self, _tier(tier, name))
+
+    def request_lookups(self) -> RequestLookups:
+        """Returns the rows for a request's lookup over all its blocks and tiers."""
+        return RequestLookups(self)
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def route(
+        self, source: str, destination: str, *, name: str | None = None, timing: str = TimingSource.WALL_CLOCK
+    ) -> Route:
+        """Returns the rows for the transfers from one tier to another.
+
+        Args:
+            source: The tier that is read.
+            destination: The tier that is written.
+            name: The engine's own name of the secondary tier involved, where there is one.
+            timing: Where the durations come from.
+        """
+        return Route(self, source, destination, name, timing)
+
+    # -- losing ----------------------------------------------------------------------------------------------------
+
+    def evictions(self, tier: str, pool: str) -> Counter:
+        """Returns the counter of tokens whose slots eviction freed."""
+        return self.counter(semconv.EVICTION_TOKENS, {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_POOL: pool})
+
+    def eviction_passes(self, tier: str) -> Histogram:
+        """Returns the histogram of eviction passes, in seconds."""
+        return self.histogram(semconv.EVICTION_DURATION, {semconv.KVCACHE_TIER: tier})
+
+    def dropped(self, tier: str, pool: str, reason: str) -> Counter:
+        """Returns the counter of tokens destroyed with no copy left in a lower tier."""
+        labels: Labels = {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_POOL: pool, semconv.KVCACHE_REASON: reason}
+        return self.counter(semconv.DROPPED_TOKENS, labels)
+
+    def skipped_stores(self, tier: str, reason: str, name: str | None = None) -> Counter:
+        """Returns the counter of blocks that were not written to a lower tier."""
+        return self.counter(semconv.STORE_SKIPPED_BLOCKS, {**_tier(tier, name), semconv.KVCACHE_REASON: reason})
+
+    def allocation_failures(self, tier: str, reason: str) -> Counter:
+        """Returns the counter of times that a tier could not give the space that was asked for."""
+        return self.counter(
+            semconv.ALLOCATION_FAILURES, {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_REASON: reason}
+        )
+
+    # -- prefetching -----------------------------------------------------------------------------------------------
+
+    def prefetches(self, tier: str, name: str | None = None, *, reasons: tuple[str, ...] = ()) -> Prefetches:
+        """Returns the rows for prefetches from one storage tier.
+
+        Args:
+            tier: The storage tier.
+            name: The engine's own name of it, where there is one.
+            reasons: Why a hit may stay unfulfilled in this engine; these rows exist from the start.
+        """
+        return Prefetches(self, _tier(tier, name), reasons)
+
+    # -- holding ---------------------------------------------------------------------------------------------------
+
+    def pool(self, tier: str, pool: str) -> Pool:
+        """Returns the rows for what a pool holds and can hold."""
+        return Pool(self, tier, pool)
+
+    def resident(self, tier: str, view: str) -> Level:
+        """Returns the level of distinct blocks in a tier, as one view of it has them."""
+        return self.level(semconv.RESIDENT_BLOCKS, {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_VIEW: view})
+
+    def block_size(self, tier: str) -> Level:
+        """Returns the level of tokens per block in a tier."""
+        return self.level(semconv.BLOCK_SIZE, {semconv.KVCACHE_TIER: tier})
+
+    def observe(
+        self, spec: MetricSpec, labels: Labels, read: Callable[[], int | float | None], *, owner: object = None
+    ) -> None:
+        """Adds a gauge row that is asked when it is collected; see `Recorder.observe`."""
+        self._recorder.observe(spec, labels, read, owner=owner, identity=self.identity)
+
+    def accounting_error(self, reason: str) -> None:
+        """Counts bookkeeping that contradicted itself."""
+        self._recorder.accounting_error(reason)
+
+    # -- any metric of the catalogue -------------------------------------------------------------------------------
+
+    def counter(self, spec: MetricSpec, labels: Labels) -> Counter:
+        """Returns the counter of one series of any counter in the catalogue."""
+        return self._recorder.counter(spec, labels, self.identity)
+
+    def histogram(self, spec: MetricSpec, labels: Labels) -> Histogram:
+        """Returns the histogram of one series of any histogram in the catalogue."""
+        return self._recorder.histogram(spec, labels, self.identity)
+
+    def level(self, spec: MetricSpec, labels: Labels) -> Level:
+        """Returns a level of one series of any gauge in the catalogue."""
+        return self._recorder.level(spec, labels, self.identity)
+
+
+class Served:
+    """Prompt tokens of admitted requests, by the tier that served them."""
+
+    __slots__ = ("_by_tier", "_probe", "computed")
+
+    def __init__(self, probe: CacheProbe, tiers: tuple[str, ...]) -> None:
+        self._probe = probe
+        self._by_tier: dict[str, Counter] = {}
+        for tier in tiers:
+            self.tier(tier)
+        self.computed = self.tier(semconv.Tier.NONE)
+
+    def tier(self, tier: str) -> Counter:
+        """Returns the counter of tokens that one tier served."""
+        counter = self._by_tier.get(tier)
+        if counter is None:
+            counter = self._by_tier[tier] = self._probe.counter(semconv.LOOKUP_TOKENS, {semconv.KVCACHE_TIER: tier})
+        return counter
+
+    def prompt(self, tokens: int, served: dict[str, int]) -> None:
+        """Tells an admitted request, once: its prompt and what the tiers gave; the rest is computed.
+
+        A share that a stale snapshot made negative counts as 0 and as one accounting error, and so does a computed
+        share that the others leave no room for.
+
+        Args:
+            tokens: Length of the prompt.
+            served: Tokens by tier.
+        """
+        computed = tokens
+        for tier, share in served.items():
+            self.tier(tier).add(share)
+            if share > 0:
+                computed -= share
+        self.computed.add(computed)
+
+
+class Lookups:
+    """Block lookups in one tier: once per request, tier and block, nothing after the request was admitted.
+
+    Attributes:
+        hits: Blocks found.
+        misses: Blocks not found.
+        blocked: Seconds that a lookup blocked its caller.
+        deferred: Seconds from the first "retry later" to the answer.
+    """
+
+    __slots__ = ("blocked", "deferred", "hits", "misses")
+
+    def __init__(self, probe: CacheProbe, labels: Labels) -> None:
+        result, mode = semconv.KVCACHE_LOOKUP_RESULT, semconv.KVCACHE_LOOKUP_MODE
+        self.hits = probe.counter(semconv.LOOKUP_BLOCKS, {**labels, result: LookupResult.HIT})
+        self.misses = probe.counter(semconv.LOOKUP_BLOCKS, {**labels, result: LookupResult.MISS})
+        self.blocked = probe.histogram(semconv.LOOKUP_DURATION, {**labels, mode: LookupMode.SYNC})
+        self.deferred = probe.histogram(semconv.LOOKUP_DURATION, {**labels, mode: LookupMode.ASYNC})
+
+    def answered(self, queries: int, hits: int) -> None:
+        """Tells of lookups that were answered, as an engine sums them: how many, and how many of them found the block."""
+        self.hits.add(hits)
+        self.misses.add(queries - hits)
+
+
+class RequestLookups:
+    """A request's lookup over all its blocks and tiers.
+
+    Attributes:
+        blocked: Seconds that the lookup blocked its caller.
+        deferred: Seconds from the first deferral to the answer.
+    """
+
+    __slots__ = ("blocked", "deferred")
+
+    def __init__(self, probe: CacheProbe) -> None:
+        mode = semconv.KVCACHE_LOOKUP_MODE
+        self.blocked = probe.histogram(semconv.LOOKUP_REQUEST_DURATION, {mode: LookupMode.SYNC})
+        self.deferred = probe.histogram(semconv.LOOKUP_REQUEST_DURATION, {mode: LookupMode.ASYNC})
+
+
+class Route:
+    """Transfers from one tier to another.
+
+    Attributes:
+        duration: Seconds that the data moved, one sample a transfer.
+        moved: Bytes moved.
+        finished: Transfers that ended well.
+        active: Transfers begun and not finished.
+        pinned: Blocks of the nearer tier that those transfers pin.
+    """
+
+    __slots__ = ("_labels", "_probe", "active", "duration", "finished", "moved", "pinned")
+
+    def __init__(self, probe: CacheProbe, source: str, destination: str, name: str | None, timing: str) -> None:
+        self._probe = probe
+        self._labels: Labels = {semconv.KVCACHE_SOURCE_TIER: source, semconv.KVCACHE_DESTINATION_TIER: destination}
+        if name is not None:
+            self._labels[semconv.KVCACHE_TIER_NAME] = name
+        timed: Labels = {**self._labels, semconv.KVCACHE_TIMING_SOURCE: timing}
+        self.duration = probe.histogram(semconv.TRANSFER_DURATION, timed)
+        self.moved = probe.counter(semconv.TRANSFER_IO, timed)
+        self.finished = probe.counter(semconv.TRANSFER_OPERATIONS, self._labels)
+        self.active = probe.level(semconv.TRANSFER_ACTIVE, self._labels)
+        self.active.set(0)
+        self.pinned: Level | None = None
+
+    def failures(self, error_type: str) -> Counter:
+        """Returns the counter of transfers that failed in one way."""
+        return self._probe.counter(
+            semconv.TRANSFER_OPERATIONS, {**self._labels, semconv.ERROR_TYPE: error_type}
+        )
+
+    def queue(self) -> Histogram:
+        """Returns the histogram of seconds from being requested to moving, for an engine where both are known."""
+        return self._probe.histogram(semconv.TRANSFER_QUEUE_DURATION, self._labels)
+
+    def tokens(self, pool: str) -> Counter:
+        """Returns the counter of tokens moved of one pool."""
+        labels = {key: value for key, value in self._labels.items() if key != semconv.KVCACHE_TIER_NAME}
+        return self._probe.counter(semconv.TRANSFER_TOKENS, {**labels, semconv.KVCACHE_POOL: pool})
+
+    def pins(self) -> Level:
+        """Returns the level of blocks that active transfers pin, for an engine that knows it; 0 from now on."""
+        if self.pinned is None:
+            self.pinned = self._probe.level(semconv.TRANSFER_ACTIVE_BLOCKS, self._labels)
+            self.pinned.set(0)
+        return self.pinned
+
+
+class Prefetches:
+    """Prefetches from one storage tier: hit = fulfilled + unfulfilled + outstanding, always.
+
+    Attributes:
+        hit: Tokens that storage said it had.
+        loaded: Tokens that arrived in host memory.
+        fulfilled: Of the hit, tokens that became usable prefix.
+        outstanding: Of the hit, tokens not settled yet.
+    """
+
+    __slots__ = ("_labels", "_probe", "fulfilled", "hit", "loaded", "outstanding")
+
+    def __init__(self, probe: CacheProbe, labels: Labels, reasons: tuple[str, ...]) -> None:
+        self._probe, self._labels = probe, labels
+        self.hit = probe.counter(semconv.PREFETCH_HIT_TOKENS, labels)
+        self.loaded = probe.counter(semconv.PREFETCH_LOADED_TOKENS, labels)
+        self.fulfilled = probe.counter(semconv.PREFETCH_FULFILLED_TOKENS, labels)
+        self.outstanding = probe.level(semconv.PREFETCH_OUTSTANDING_TOKENS, labels)
+        self.outstanding.set(0)
+        for reason in reasons:
+            self.unfulfilled(reason)
+
+    def unfulfilled(self, reason: str) -> Counter:
+        """Returns the counter of hit tokens that did not become usable prefix, for one reason."""
+        return self._probe.counter(
+            semconv.PREFETCH_UNFULFILLED_TOKENS, {**self._labels, semconv.KVCACHE_REASON: reason}
+        )
+
+    def deferred(self, reason: str) -> Counter:
+        """Returns the counter of tokens whose prefetch was put off, for one reason."""
+        return self._probe.counter(
+            semconv.PREFETCH_DEFERRED_TOKENS, {**self._labels, semconv.KVCACHE_REASON: reason}
+        )
+
+
+class Pool:
+    """What a pool holds and can hold, in tokens.
+
+    Attributes:
+        limit: The pool's size.
+        used: Referenced by a request or pinned by a transfer.
+        evictable: Held, and free to be evicted.
+        free: Holding nothing.
+    """
+
+    __slots__ = ("_balanced", "_probe", "evictable", "free", "limit", "used")
+
+    def __init__(self, probe: CacheProbe, tier: str, pool: str) -> None:
+        self._probe = probe
+        self._balanced = True
+        labels: Labels = {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_POOL: pool}
+        state = semconv.KVCACHE_STATE
+        self.limit = probe.level(semconv.LIMIT, labels)
+        self.used = probe.level(semconv.USAGE, {**labels, state: State.USED})
+        self.evictable = probe.level(semconv.USAGE, {**labels, state: State.EVICTABLE})
+        self.free = probe.level(semconv.USAGE, {**labels, state: State.FREE})
+
+    def settle(self, *, limit: int, free: int, evictable: int | None = None) -> None:
+        """Tells what the pool holds now; what is neither free nor evictable is used.
+
+        Where that leaves less than nothing, used is 0 and one accounting error is counted for as long as it lasts.
+
+        Args:
+            limit: The pool's size, in tokens.
+            free: Tokens' worth of slots that hold nothing.
+            evictable: Tokens held and free to be evicted; None where the engine counts them as free.
+        """
+        used = limit - free - (evictable or 0)
+        if used < 0:
+            if self._balanced:
+                self._probe.accounting_error(Reason.CONSERVATION)
+            self._balanced = False
+            used = 0
+        else:
+            self._balanced = True
+        self.limit.value = limit
+        self.free.value = free
+        self.evictable.value = evictable
+        self.used.value = used
+
+
+def _tier(tier: str, name: str | None) -> Labels:
+    labels: Labels = {semconv.KVCACHE_TIER: tier}
+    if name is not None:
+        labels[semconv.KVCACHE_TIER_NAME] = name
+    return labels

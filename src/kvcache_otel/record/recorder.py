@@ -1,0 +1,308 @@
+"""The recorder of one process: every series of the catalogue, by metric and labels, read by whoever exports."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from numbers import Integral
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcache_otel import semconv
+from kvcache_otel.record.cells import (
+    Counter,
+    DiscardedCounter,
+    DiscardedHistogram,
+    DiscardedLevel,
+    Histogram,
+    Level,
+    ReplayedHistogram,
+)
+from kvcache_otel.record.labels import Labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from kvcache_otel.identity import Identity
+    from kvcache_otel.spec import MetricSpec
+
+_logger = logging.getLogger(__name__)
+
+# Half of what the SDK lets through for one metric before it folds series itself, unseen.
+SERIES_LIMIT = 1000
+REPLAY_LIMIT = 65_536
+
+Attributes = dict[str, str | int]
+Cell = Counter | Histogram | Level
+
+
+class Point(NamedTuple):
+    """One row of a counter or a gauge, as it is now."""
+
+    attributes: Attributes
+    value: int | float
+
+
+class HistogramRow(NamedTuple):
+    """One row of a histogram; `cell.read()` gives its buckets and its sum."""
+
+    attributes: Attributes
+    cell: Histogram
+
+
+class Reader(NamedTuple):
+    """A value that is asked for when it is collected."""
+
+    read: Callable[[], int | float | None]
+    alive: Callable[[], object]
+    failed: list[str]
+
+
+class _Series:
+    """The cells behind one label set of one metric.
+
+    Counters and histograms have one cell for ever. Levels have one for each owner, held weakly and added up when read:
+    when the last owner is gone the row ends.
+    """
+
+    __slots__ = ("attributes", "cell", "levels", "readers")
+
+    def __init__(self, attributes: Attributes) -> None:
+        self.attributes = attributes
+        self.cell: Counter | Histogram | None = None
+        self.levels: list[weakref.ref[Level]] = []
+        self.readers: list[Reader] = []
+
+
+class Recorder:
+    """Every cell of one process.
+
+    Binding (`counter`, `histogram`, `level`, `observe`) happens when a cache is set up; it takes a lock and may be slow.
+    The cells it returns are what hot paths use.
+
+    Attributes:
+        identity: The process's own, on the series that are about this library (`kvcache.telemetry.*`) and about
+            bookkeeping (`kvcache.accounting.errors`).
+        replayed: Samples that wait for the histograms of somebody else's provider, or None where the provider is ours.
+    """
+
+    def __init__(self, identity: Identity, *, replay: bool = False, series_limit: int = SERIES_LIMIT) -> None:
+        """Args:
+        identity: The process's own.
+        replay: Whether histogram samples must be kept for a provider that is not ours.
+        series_limit: Series per metric; what goes beyond is counted in ``kvcache.telemetry.dropped``.
+        """
+        self.identity = identity
+        self.replayed: deque[tuple[ReplayedHistogram, float]] | None = deque(maxlen=REPLAY_LIMIT) if replay else None
+        self._limit = series_limit
+        self._labels = Labels()
+        self._lock = threading.RLock()
+        self._tables: dict[str, dict[tuple[object, ...], _Series]] = {name: {} for name in semconv.METRICS}
+        self._overflowed: set[str] = set()
+        self._dropped = {
+            reason: self.counter(semconv.TELEMETRY_DROPPED, {semconv.KVCACHE_REASON: reason})
+            for reason in sorted(semconv.TELEMETRY_DROPPED.values[semconv.KVCACHE_REASON])
+        }
+        self._wrong = {
+            reason: self.counter(semconv.ACCOUNTING_ERRORS, {semconv.KVCACHE_REASON: reason})
+            for reason in sorted(semconv.ACCOUNTING_ERRORS.values[semconv.KVCACHE_REASON])
+        }
+        self._said: set[str] = set()
+
+    # -- binding ---------------------------------------------------------------------------------------------------
+
+    def counter(self, spec: MetricSpec, labels: Attributes, identity: Identity | None = None) -> Counter:
+        """Returns the counter of one series, which exists at zero from now on."""
+        series = self._series(spec, labels, identity)
+        if isinstance(series, Counter):
+            return DiscardedCounter(series)
+        with self._lock:
+            if series.cell is None:
+                series.cell = Counter(self._refuse)
+        assert isinstance(series.cell, Counter)
+        return series.cell
+
+    def histogram(self, spec: MetricSpec, labels: Attributes, identity: Identity | None = None) -> Histogram:
+        """Returns the histogram of one series, which exists without samples from now on."""
+        series = self._series(spec, labels, identity)
+        if isinstance(series, Counter):
+            return DiscardedHistogram(series)
+        with self._lock:
+            if series.cell is None:
+                series.cell = self._new_histogram(spec, series.attributes)
+        assert isinstance(series.cell, Histogram)
+        return series.cell
+
+    def level(self, spec: MetricSpec, labels: Attributes, identity: Identity | None = None) -> Level:
+        """Returns a new level of one series, without a row until it is set; the caller keeps it alive."""
+        series = self._series(spec, labels, identity)
+        if isinstance(series, Counter):
+            return DiscardedLevel(series)
+        level = Level(self._underflow)
+        with self._lock:
+            living = [other for other in series.levels if other() is not None]
+            series.levels = [*living, weakref.ref(level)]
+        return level
+
+    def observe(
+        self,
+        spec: MetricSpec,
+        labels: Attributes,
+        read: Callable[[], int | float | None],
+        *,
+        owner: object = None,
+        identity: Identity | None = None,
+    ) -> None:
+        """Adds a value that is asked when it is collected, on the reader's thread: `read` must be cheap and harmless.
+
+        Args:
+            spec: The metric.
+            labels: Its attributes.
+            read: Returns the value, or None where there is none now.
+            owner: The row ends when this object is gone; None for a row that lasts.
+            identity: As in the other binding methods.
+        """
+        series = self._series(spec, labels, identity)
+        if isinstance(series, Counter):
+            series.add(1)
+            return
+        alive: Callable[[], object] = weakref.ref(owner) if owner is not None else lambda: True
+        with self._lock:
+            series.readers = [*series.readers, Reader(read, alive, [])]
+
+    # -- what went wrong -------------------------------------------------------------------------------------------
+
+    def accounting_error(self, reason: str) -> None:
+        """Counts bookkeeping that contradicted itself."""
+        self._wrong.get(reason, self._wrong[semconv.Reason.OTHER]).add(1)
+
+    def dropped(self, reason: str) -> Counter:
+        """Returns the counter of measurements that were given up for one reason."""
+        return self._dropped[reason]
+
+    def _refuse(self, amount: float) -> None:
+        negative = isinstance(amount, (int, float)) and amount < 0
+        self.accounting_error(semconv.Reason.NEGATIVE_DELTA if negative else semconv.Reason.OTHER)
+        self._say("amount", "kvcache: an amount of %r was not added; see kvcache.accounting.errors", amount)
+
+    def _underflow(self, value: float) -> None:
+        self.accounting_error(semconv.Reason.UNDERFLOW)
+        self._say("level", "kvcache: a level fell to %r and was kept at 0; see kvcache.accounting.errors", value)
+
+    def _say(self, what: str, message: str, *arguments: object) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            _logger.warning(message, *arguments)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def points(self, spec: MetricSpec) -> Iterator[Point]:
+        """Yields the rows of a counter or gauge as they are now, label sets each once."""
+        for series in self._rows(spec):
+            levels = (reference() for reference in series.levels)
+            values = [level.value for level in levels if level is not None and level.value is not None]
+            values.extend(self._asked(series))
+            if isinstance(series.cell, Counter):
+                values.append(series.cell.value)
+            if values:
+                # Two caches with the same labels add up; of a plain gauge there is no sum, and the newest counts.
+                value = values[-1] if spec.instrument == "gauge" else sum(values)
+                yield Point(series.attributes, _number(value))
+
+    def histograms(self, spec: MetricSpec) -> Iterator[HistogramRow]:
+        """Yields the rows of a histogram."""
+        for series in self._rows(spec):
+            if isinstance(series.cell, Histogram):
+                yield HistogramRow(series.attributes, series.cell)
+
+    def reset(self) -> None:
+        """Starts every series again from nothing: what a forked child must do."""
+        self._lock = threading.RLock()
+        for table in self._tables.values():
+            for series in table.values():
+                if series.cell is not None:
+                    series.cell.reset()
+                for reference in series.levels:
+                    if (level := reference()) is not None:
+                        level.reset()
+        if self.replayed is not None:
+            self.replayed.clear()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _rows(self, spec: MetricSpec) -> Iterable[_Series]:
+        with self._lock:
+            return list(self._tables[spec.name].values())
+
+    def _asked(self, series: _Series) -> Iterator[int | float]:
+        for reader in series.readers:
+            if reader.alive() is None:
+                with self._lock:
+                    series.readers = [other for other in series.readers if other is not reader]
+                continue
+            try:
+                value = reader.read()
+            except (Exception, SystemExit) as error:
+                self._reader_failed(reader, error)
+                continue
+            reader.failed.clear()
+            if value is not None:
+                yield value
+
+    def _reader_failed(self, reader: Reader, error: BaseException) -> None:
+        if not reader.failed:  # Counted when it starts to fail, not at every collection while it does.
+            reader.failed.append(repr(error))
+            name = getattr(reader.read, "__qualname__", "gauge")
+            self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: "gauge"}).add(1)
+            self._say(f"reader {name}", "kvcache: no row from %s while it fails: %r", name, error)
+
+    def _series(self, spec: MetricSpec, labels: Attributes, identity: Identity | None) -> _Series | Counter:
+        """Returns the series, or the counter of what is dropped where there may be none."""
+        attributes: Attributes = {}
+        given = dict((identity or self.identity).attributes()) | labels if spec.identity else labels
+        for key in (*(semconv.IDENTITY_ATTRIBUTES if spec.identity else ()), *spec.attributes):
+            if key not in given:
+                if key in spec.optional:
+                    continue
+                raise KeyError(f"{spec.name} needs {key}")
+            folded = self._labels.fold(spec, key, given[key])
+            if folded is None:
+                return self._dropped[semconv.Reason.OTHER]
+            attributes[key] = folded
+        with self._lock:
+            table = self._tables[spec.name]
+            row = tuple(attributes.items())
+            series = table.get(row)
+            if series is None:
+                if len(table) >= self._limit:
+                    return self._overflow(spec)
+                series = table[row] = _Series(attributes)
+            return series
+
+    def _overflow(self, spec: MetricSpec) -> Counter:
+        if spec.name not in self._overflowed:
+            self._overflowed.add(spec.name)
+            _logger.warning(
+                "kvcache: %s has %d series; more are not recorded, see kvcache.telemetry.dropped", spec.name, self._limit
+            )
+        return self._dropped[semconv.Reason.LABEL_OVERFLOW]
+
+    def _new_histogram(self, spec: MetricSpec, attributes: Attributes) -> Histogram:
+        if self.replayed is None:
+            return Histogram(spec.bounds, self._refuse)
+        return ReplayedHistogram(
+            spec.bounds,
+            self._refuse,
+            name=spec.name,
+            attributes=attributes,
+            queue=self.replayed,
+            dropped=self._dropped[semconv.Reason.QUEUE_FULL],
+        )
+
+
+def _number(value: int | float) -> int | float:
+    """Returns a plain number: an engine may hand over numpy's, which exporters do not know."""
+    if type(value) in (int, float):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)

@@ -1,0 +1,107 @@
+"""What this process records into and exports through: brought to life by the first cache, anew in a forked child."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from kvcache_otel import semconv
+from kvcache_otel.export.provider import needs_replay, start
+from kvcache_otel.record.probe import CacheProbe
+from kvcache_otel.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from opentelemetry.metrics import MeterProvider
+
+    from kvcache_otel.engines.hooks import HookPoint, HookSet
+    from kvcache_otel.export.provider import Exporter
+    from kvcache_otel.export.settings import Settings
+    from kvcache_otel.identity import Identity
+
+# What a dying engine process may wait for its last export. vLLM gives its children 5 s in all.
+FLUSH_SECONDS = 1.0
+
+
+class Runtime:
+    """The recorder and the exporter of this process, and the hooks whose state they report."""
+
+    def __init__(
+        self, settings: Settings, hooks: Sequence[HookSet] = (), *, meter_provider: MeterProvider | None = None
+    ) -> None:
+        """Args:
+        settings: What to export, and where to.
+        hooks: The hooks whose state is to be exported.
+        meter_provider: The provider to use; None for the process's own, or one made from the settings.
+        """
+        self._settings = settings
+        self._meter_provider = meter_provider
+        self._hooks = tuple(hooks)
+        self._lock = threading.Lock()
+        self._recorder: Recorder | None = None
+        self._exporter: Exporter | None = None
+        os.register_at_fork(after_in_child=self._forked)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The process's recorder; None before the first cache."""
+        return self._recorder
+
+    @property
+    def exporter(self) -> Exporter | None:
+        """The process's exporter; None before the first cache, and where none could be started."""
+        return self._exporter
+
+    def probe(self, identity: Identity, local_rank: int = 0) -> CacheProbe:
+        """Returns the probe for a cache that has been built; the first call starts the exporter.
+
+        Args:
+            identity: The cache's.
+            local_rank: Which of the engine's ranks on this machine owns it; moves the Prometheus port.
+        """
+        with self._lock:
+            if self._recorder is None:
+                self._recorder = Recorder(identity, replay=needs_replay(self._settings, self._meter_provider))
+                self._watch_hooks(self._recorder)
+                self._exporter = start(
+                    self._recorder, self._settings, local_rank=local_rank, meter_provider=self._meter_provider
+                )
+            return CacheProbe(self._recorder, identity)
+
+    def flush(self, timeout_s: float = FLUSH_SECONDS) -> bool:
+        """Exports what there is; returns whether that was done in time. Never raises, never takes longer."""
+        return self._exporter.flush(timeout_s) if self._exporter is not None else True
+
+    def stop(self, timeout_s: float = FLUSH_SECONDS) -> None:
+        """Exports what there is and ends exporting. Never raises, never takes longer."""
+        with self._lock:
+            exporter, self._exporter, self._recorder = self._exporter, None, None
+        if exporter is not None:
+            exporter.stop(timeout_s)
+
+    def _watch_hooks(self, recorder: Recorder) -> None:
+        for hooks in self._hooks:
+            for point in hooks.points:
+                labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: point.hook.name}
+                recorder.observe(semconv.TELEMETRY_HOOK_ATTACHED, labels, _attached(point))
+                recorder.observe(semconv.TELEMETRY_ERRORS, labels, _errors(point))
+
+    def _forked(self) -> None:
+        # The child owns none of the parent's caches yet. What they counted so far was the parent's to tell, and the
+        # parent's exporter does not work here.
+        self._lock = threading.Lock()
+        if self._recorder is not None:
+            self._recorder.reset()
+        self._recorder = None
+        self._exporter = None
+
+
+def _attached(point: HookPoint) -> Callable[[], int | None]:
+    # No row while the module has not been imported: then there is nothing here that this hook could see.
+    return lambda: None if point.state == "waiting" else int(point.state == "attached")
+
+
+def _errors(point: HookPoint) -> Callable[[], int]:
+    return lambda: point.errors
