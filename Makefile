@@ -3,8 +3,10 @@
 # The Python that makes the environments, 3.11 to 3.13. Set PYTHON to choose another than the first that is found.
 # 3.11 comes first: the OTLP receiver that some tests need is there for no later one.
 supported := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
+ifndef PYTHON
+PYTHON := $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 	$(shell $(name) -c '$(supported)' >/dev/null 2>&1 && echo $(name))))
+endif
 
 ENGINE ?= vllm
 BIN := .venv/bin
@@ -26,11 +28,12 @@ python:
 
 venv: $(INSTALLED) ## Make .venv, with this project (editable) and all that its development needs
 
+# pip 25.1 is the first that knows --group.
 $(INSTALLED): pyproject.toml | python
 	@echo "making .venv with $$($(PYTHON) --version), less than a minute"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip >= 25.1'  # the first that knows --group
-	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@$(BIN)/python -m pip install -qq --upgrade 'pip >= 25.1'
+	@$(BIN)/python -m pip install -qq --editable . --group dev
 	@touch $@
 
 demo: python ## Run a real vLLM with three cache tiers on the CPU, and see what is measured (3.3 GB at first)

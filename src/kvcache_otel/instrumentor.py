@@ -10,7 +10,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 
 from kvcache_otel.export.settings import Settings
 from kvcache_otel.instrumentation import ENGINES, instrumentation
-from kvcache_otel.package import _instruments
+from kvcache_otel.package import INSTRUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,7 +29,7 @@ class KVCacheInstrumentor(BaseInstrumentor):
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Returns the engines; the either-or is in the package's extra ``instruments-any``."""
-        return _instruments
+        return INSTRUMENTS
 
     def _instrument(self, **kwargs: Any) -> None:
         # Never raises: an exception here would keep opentelemetry-instrument from loading whatever comes after.

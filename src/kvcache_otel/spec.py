@@ -1,4 +1,4 @@
-"""The shape of a catalogue entry: what `semconv.py` is made of, and all that the rest of the package knows of a metric."""
+"""The shape of a catalogue entry: what `semconv.py` is made of, and all that the package knows of a metric."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ class MetricSpec:
     fold: Fold | None
     attributes: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
-    values: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    values: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]], hash=False)
     bounds: tuple[float, ...] = ()
     identity: bool = True

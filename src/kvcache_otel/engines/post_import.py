@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-Callback = Callable[["ModuleType"], None] if TYPE_CHECKING else Any
+    Callback = Callable[[ModuleType], None]
 
 
 class PostImport:
@@ -88,9 +88,7 @@ class _Watch:
         self._watcher.executed(module)
 
 
-def _find(
-    skip: PostImport, name: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
+def _find(skip: PostImport, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
     for finder in list(sys.meta_path):
         if finder is skip:
             continue

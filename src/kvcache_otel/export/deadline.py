@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,19 @@ class Prepared:
         name: The thread's name.
         """
         self._job = job
+        self._pid = os.getpid()
         self._asked = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._wait, name=name, daemon=True)
         self._thread.start()
 
     def run(self, timeout_s: float) -> bool:
-        """Asks for the job and waits for it; returns whether it ended in time. Asking again only waits again."""
+        """Asks for the job and waits for it; returns whether it ended in time. Asking again only waits again.
+
+        In a forked child, where the thread is not, nothing is done.
+        """
+        if os.getpid() != self._pid:
+            return False
         self._asked.set()
         return self._done.wait(max(timeout_s, 0))
 
@@ -44,7 +51,11 @@ class Prepared:
 
 
 def run_within(job: Callable[[], object], timeout_s: float, name: str) -> bool:
-    """Runs a job on a daemon thread; returns whether it ended without an exception, in time."""
+    """Runs a job on a daemon thread; returns whether it ended without an exception, in time.
+
+    Raises:
+        RuntimeError: No thread can be started: the interpreter is shutting down, or the process has too many.
+    """
     succeeded = threading.Event()
     ended = threading.Event()
 
@@ -57,8 +68,5 @@ def run_within(job: Callable[[], object], timeout_s: float, name: str) -> bool:
         finally:
             ended.set()
 
-    try:
-        threading.Thread(target=run, name=name, daemon=True).start()
-    except RuntimeError:  # The interpreter is shutting down, or the process has no thread left.
-        return False
+    threading.Thread(target=run, name=name, daemon=True).start()
     return ended.wait(max(timeout_s, 0)) and succeeded.is_set()

@@ -10,11 +10,12 @@ import socket
 import socketserver
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+import prometheus_client
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from kvcache_otel.export.readers import CellReader
 
@@ -131,7 +132,7 @@ def _bind(host: str, base_port: int, local_rank: int) -> tuple[_Server, str]:
     wanted = base_port + local_rank if base_port else 0
     family, address = _resolve(host)
     kind = _ServerV6 if family == socket.AF_INET6 else _Server
-    moved = ""
+    moved = f"there is no port {wanted}" if wanted > 65_535 else ""
     for port in (*range(wanted, min(wanted + PORTS_TRIED, 65_535) + 1), 0):
         try:
             return kind((address, port), _QuietHandler), moved
@@ -151,7 +152,7 @@ def _resolve(host: str) -> tuple[int, str]:
 
 def _one_at_a_time(registry: CollectorRegistry) -> Any:
     """Returns the WSGI application: two scrapes at once would get each other's samples, mixed."""
-    application: Any = make_wsgi_app(registry)
+    application = cast("Any", prometheus_client).make_wsgi_app(registry)  # Its type is not fully known.
     lock = threading.Lock()
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

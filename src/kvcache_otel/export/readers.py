@@ -134,7 +134,7 @@ class CellReader(MetricReader):
             if not self._complained:
                 self._complained = True
                 _logger.warning("kvcache: histograms are not exported: %r", error)
-        super()._receive_metrics(metrics_data, timeout_millis=timeout_millis, **kwargs)
+        cast("Any", super())._receive_metrics(metrics_data, timeout_millis=timeout_millis, **kwargs)
 
     def _at_fork_reinit(self) -> None:
         """Takes the place of the SDK's restart of a periodic reader in a forked child."""

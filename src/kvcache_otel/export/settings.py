@@ -78,11 +78,12 @@ class Settings(NamedTuple):
     def describe(self, exporter: str) -> str:
         """Returns what one of `exporters` does, in one line."""
         if exporter == PROMETHEUS:
-            return f"Prometheus at http://{self.prometheus_host}:{self.prometheus_port}/metrics ({self.variable})"
+            host = _one_line(self.prometheus_host)
+            return f"Prometheus at http://{host}:{self.prometheus_port}/metrics ({self.variable})"
         if exporter in (OTLP_GRPC, OTLP_HTTP):
             transport = "gRPC" if exporter == OTLP_GRPC else "HTTP"
             return f"OTLP over {transport} to {self.otlp_endpoint} every {self.interval_s:g} s ({self.variable})"
-        return f"{exporter} every {self.interval_s:g} s ({self.variable})"
+        return f"{_one_line(exporter)} every {self.interval_s:g} s ({self.variable})"
 
 
 class _Reader:
@@ -98,10 +99,8 @@ class _Reader:
         if config_file := self._text("OTEL_CONFIG_FILE"):
             if ignored := self._text("OTEL_METRICS_EXPORTER"):
                 self._problem("OTEL_METRICS_EXPORTER", ignored, "is ignored, because OTEL_CONFIG_FILE is set")
-            variable = f"OTEL_CONFIG_FILE={config_file}"
-            return Settings(
-                config_file=config_file, variable=variable, reason=variable, problems=tuple(self._problems)
-            )
+            variable = f"OTEL_CONFIG_FILE={_one_line(config_file)}"
+            return Settings(config_file=config_file, variable=variable, reason=variable, problems=tuple(self._problems))
         exporters, variable = self._exporters()
         if not exporters:
             reason = f"nothing is exported: {variable}" if variable else _NOTHING_SET

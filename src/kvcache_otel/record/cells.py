@@ -82,11 +82,7 @@ class Histogram:
 
     def read(self) -> tuple[list[int], float]:
         """Returns the bucket counts and the sum, taken at one moment."""
-        for _ in range(8):
-            counts, total = self.counts.copy(), self.sum
-            if counts == self.counts:
-                return counts, total
-        return self.counts.copy(), self.sum  # Never quiet: one sample may be in one of the two alone, until next time.
+        return [*self.counts], self.sum  # Not copy(): a call would let a writer in between the two.
 
     def reset(self) -> None:
         """Starts again from no samples, in a forked child."""
@@ -135,7 +131,7 @@ class ReplayedHistogram(Histogram):
 
 
 class Level:
-    """A quantity that is as it is now; None while it is not known, and then no row is exported.
+    """A quantity that is as it is now; None while it is not known, and then no row is exported. One writer at a time.
 
     Attributes:
         value: The quantity, in the metric's unit, or None.
@@ -145,7 +141,8 @@ class Level:
 
     def __init__(self, underflow: Callable[[float], None]) -> None:
         """Args:
-        underflow: Told of a value that fell below 0; the level then stays at 0.
+        underflow: Told of a value that fell below 0, where the level stays, and of one that is infinite or not a
+            number, which is no quantity.
         """
         self.value: int | float | None = None
         self._below = False
@@ -153,26 +150,27 @@ class Level:
 
     def set(self, value: int | float | None) -> None:
         """Sets the level; None ends the row. A level set below 0 is told when it gets there, not while it stays."""
-        if value is None or value >= 0:
+        if value is None or 0 <= value < _INFINITY:
             self.value = value
             self._below = False
             return
         if not self._below:
             self._below = True
             self._underflow(value)
-        self.value = 0
+        self.value = 0 if value < 0 else None
 
     def add(self, amount: int | float) -> None:
         """Moves the level up or down. Below 0 it stays at 0 and says so."""
         value = (self.value or 0) + amount
-        if value < 0:
+        if not 0 <= value < _INFINITY:
             self._underflow(value)
-            value = 0
+            value = 0 if value < 0 else self.value
         self.value = value
 
     def reset(self) -> None:
         """Forgets the level, in a forked child."""
         self.value = None
+        self._below = False
 
 
 class DiscardedCounter(Counter):

@@ -89,9 +89,7 @@ class CacheProbe:
 
     def allocation_failures(self, tier: str, reason: str) -> Counter:
         """Returns the counter of times that a tier could not give the space that was asked for."""
-        return self.counter(
-            semconv.ALLOCATION_FAILURES, {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_REASON: reason}
-        )
+        return self.counter(semconv.ALLOCATION_FAILURES, {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_REASON: reason})
 
     # -- prefetching -----------------------------------------------------------------------------------------------
 
@@ -201,7 +199,7 @@ class Lookups:
         self.deferred = probe.histogram(semconv.LOOKUP_DURATION, {**labels, mode: LookupMode.ASYNC})
 
     def answered(self, queries: int, hits: int) -> None:
-        """Tells of lookups that were answered, as an engine sums them: how many, and how many of them found the block."""
+        """Tells of lookups that were answered, as an engine sums them: how many, and how many found their block."""
         self.hits.add(hits)
         self.misses.add(queries - hits)
 
@@ -250,9 +248,7 @@ class Route:
 
     def failures(self, error_type: str) -> Counter:
         """Returns the counter of transfers that failed in one way."""
-        return self._probe.counter(
-            semconv.TRANSFER_OPERATIONS, {**self._labels, semconv.ERROR_TYPE: error_type}
-        )
+        return self._probe.counter(semconv.TRANSFER_OPERATIONS, {**self._labels, semconv.ERROR_TYPE: error_type})
 
     def queue(self) -> Histogram:
         """Returns the histogram of seconds from being requested to moving, for an engine where both are known."""
@@ -301,9 +297,7 @@ class Prefetches:
 
     def deferred(self, reason: str) -> Counter:
         """Returns the counter of tokens whose prefetch was put off, for one reason."""
-        return self._probe.counter(
-            semconv.PREFETCH_DEFERRED_TOKENS, {**self._labels, semconv.KVCACHE_REASON: reason}
-        )
+        return self._probe.counter(semconv.PREFETCH_DEFERRED_TOKENS, {**self._labels, semconv.KVCACHE_REASON: reason})
 
 
 class Pool:

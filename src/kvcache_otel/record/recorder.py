@@ -78,8 +78,8 @@ class _Series:
 class Recorder:
     """Every cell of one process.
 
-    Binding (`counter`, `histogram`, `level`, `observe`) happens when a cache is set up; it takes a lock and may be slow.
-    The cells it returns are what hot paths use.
+    Binding (`counter`, `histogram`, `level`, `observe`) happens when a cache is set up; it takes a lock and may be
+    slow. The cells it returns are what hot paths use.
 
     Attributes:
         identity: The process's own, on the series that are about this library (`kvcache.telemetry.*`) and about
@@ -182,8 +182,8 @@ class Recorder:
         return self._dropped[reason]
 
     def _refuse(self, amount: float) -> None:
-        negative = isinstance(amount, (int, float)) and amount < 0
-        self.accounting_error(semconv.Reason.NEGATIVE_DELTA if negative else semconv.Reason.OTHER)
+        # Not a number is neither negative nor positive.
+        self.accounting_error(semconv.Reason.NEGATIVE_DELTA if amount < 0 else semconv.Reason.OTHER)
         self._say("amount", "kvcache: an amount of %r was not added; see kvcache.accounting.errors", amount)
 
     def _underflow(self, value: float) -> None:
@@ -284,7 +284,9 @@ class Recorder:
         if spec.name not in self._overflowed:
             self._overflowed.add(spec.name)
             _logger.warning(
-                "kvcache: %s has %d series; more are not recorded, see kvcache.telemetry.dropped", spec.name, self._limit
+                "kvcache: %s has %d series; more are not recorded, see kvcache.telemetry.dropped",
+                spec.name,
+                self._limit,
             )
         return self._dropped[semconv.Reason.LABEL_OVERFLOW]
 

@@ -97,7 +97,7 @@ class SecondaryRows:
         self.failed_cascade = self.cascade.failures(ErrorType.OTHER)
         self.refused = probe.skipped_stores(kind, Reason.BACKPRESSURE, name)
         pool = getattr(tier, "_pool", None)
-        if hasattr(pool, "enqueue_load"):
+        if pool is not None and hasattr(pool, "enqueue_load"):
             # Only the fs tier lets both ends of the wait be seen.
             pool._kvcache_otel = QueueRows(self.promotion.queue(), self.cascade.queue())
 
@@ -131,14 +131,13 @@ class QueueRows:
 
 def watch_first(tasks: Iterable[Callable[[], Any]], waited: Histogram) -> list[Callable[[], Any]]:
     """Returns the tasks of one job, the first of which to run, on whatever thread, records how long it waited."""
-    requested = [time.monotonic()]
+    requested = iter((time.monotonic(),))  # Taken by whoever comes first: next() is one step for every thread.
 
     def watched(task: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
-            try:
-                waited.record(time.monotonic() - requested.pop())
-            except IndexError:  # Another one was first.
-                pass
+            since = next(requested, None)
+            if since is not None:
+                waited.record(time.monotonic() - since)
             return task()
 
         return run
@@ -155,8 +154,9 @@ class TieringRows:
         manager: vLLM's TieringOffloadingManager.
         """
         tracker = manager._metrics
-        self.tiers = [
-            SecondaryRows(probe, tier, tracker.tier_label(index)[0]) for index, tier in enumerate(manager.secondary_tiers)
+        self.tiers: list[SecondaryRows] = [
+            SecondaryRows(probe, tier, tracker.tier_label(index)[0])
+            for index, tier in enumerate(manager.secondary_tiers)
         ]
         self._by_label = {tracker.tier_label(index): tier for index, tier in enumerate(self.tiers)}
         self._lookups = {label: tier.lookups for label, tier in self._by_label.items()}

@@ -1,0 +1,10 @@
+"""The command ``kvcache-otel``."""
+
+from __future__ import annotations
+
+
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    from kvcache_otel.cli.command import run
+
+    return run()

@@ -1,0 +1,366 @@
+"""The adapter on vLLM's real tiering manager: every number has an oracle."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import require
+
+require("vllm")
+
+from examples.vllm_cpu.cpu_offload_spec import CpuTieringSpec  # noqa: E402
+from vllm.v1.kv_offload.base import LookupResult, Medium  # noqa: E402
+
+from kvcache_otel import semconv  # noqa: E402
+from tests.engines.vllm.manager_driver import (  # noqa: E402
+    CHUNK_BYTES,
+    ManagerDriver,
+    Worker,
+    backpressure,
+    fs_tier,
+    make_config,
+    random_walk,
+)
+from tests.engines.vllm.oracle import (  # noqa: E402
+    CASCADE,
+    DISK,
+    ON_DISK,
+    ON_HOST,
+    PROMOTION,
+    assert_equals_recount,
+    assert_equals_vllm,
+    assert_samples,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.engines.vllm.conftest import Instrumented
+    from tests.support.rows import Rows
+
+pytestmark = pytest.mark.engine
+
+CAPACITY = 8
+TOKENS = 16
+
+
+@pytest.fixture
+def make(instrumented: Instrumented, tmp_path: Path) -> Iterator[Callable[..., ManagerDriver]]:
+    """Makes drivers of an instrumented host tier and a file-system tier, and closes them in the end."""
+    drivers: list[ManagerDriver] = []
+
+    def make_driver(
+        *, chunks: int = CAPACITY, fs: dict[str, Any] | None = None, spec_class: Any = None, **options: Any
+    ) -> ManagerDriver:
+        config = make_config(chunks, [fs_tier(tmp_path / "blocks", **(fs or {}))], **options)
+        drivers.append(ManagerDriver(config, spec_class) if spec_class else ManagerDriver(config))
+        return drivers[-1]
+
+    yield make_driver
+    for driver in drivers:
+        driver.close()
+
+
+@pytest.fixture
+def rows(instrumented: Instrumented) -> Rows:
+    return instrumented.rows
+
+
+def _situations(driver: ManagerDriver) -> int:
+    """Brings a manager of eight blocks into every situation, and returns how many blocks it evicted on the way."""
+    evicted = 0
+    request = driver.request()
+    driver.resolve(request, range(4))  # misses
+    driver.store(request, range(4))  # store and cascade
+    driver.settle()
+    driver.resolve(request, range(4))
+    driver.load(request, range(4))  # host hit
+    driver.finish(request)
+
+    filler = driver.request()
+    output = driver.store(filler, range(10, 18))  # evicts all
+    assert output is not None
+    evicted += len(output.evicted_keys)
+    driver.settle()
+    driver.finish(filler)
+
+    reader = driver.request()
+    assert driver.resolve(reader, range(4)) == [LookupResult.HIT] * 4  # disk hit, promotion; evicts 4
+    evicted += 4
+    driver.load(reader, range(4))
+    driver.finish(reader)
+
+    filler = driver.request()
+    output = driver.store(filler, range(20, 28))
+    assert output is not None
+    evicted += len(output.evicted_keys)
+    driver.settle()
+    driver.finish(filler)
+
+    unlucky = driver.request()
+    driver.fail_promotion(unlucky, range(4), broken=2)  # a promotion that half fails; evicts 4
+    evicted += 4
+    driver.finish(unlucky)
+
+    unlucky = driver.request()
+    driver.fail_cascade(unlucky, [30, 31])
+    driver.finish(unlucky)
+    driver.settle()
+
+    with driver.pin():
+        crowded = driver.request()
+        assert driver.store(crowded, range(40, 49)) is None  # no room for a store
+        assert driver.lookup(crowded, 10) is not LookupResult.HIT
+        for _ in range(200):
+            if driver.lookup(crowded, 10) is LookupResult.MISS:
+                break  # no room for a promotion
+            driver.step()
+            time.sleep(0.002)
+        driver.finish(crowded)
+    driver.settle()
+    return evicted
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_every_situation_counts_as_vllm_counts_it(
+    make: Callable[..., ManagerDriver], rows: Rows, policy: str
+) -> None:
+    driver = make(policy=policy)
+    _situations(driver)
+    assert_equals_vllm(rows, driver.totals)
+    assert_equals_recount(rows, driver.recount(), tokens=TOKENS)
+    # None of it holds because nothing happened.
+    assert driver.totals.counter("tiering_promotion_job_failures", DISK) == 1
+    assert driver.totals.counter("tiering_cascade_job_failures", DISK) == 1
+    assert driver.totals.counter("tiering_promotion_allocation_failures") >= 1
+    assert driver.totals.counter("tiering_read_bytes", DISK) > 4 * CHUNK_BYTES
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **PROMOTION, error="partial") == 1
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **CASCADE, error="_OTHER") == 1
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_evictions_equal_the_removals_that_vllm_publishes(
+    make: Callable[..., ManagerDriver], rows: Rows, policy: str
+) -> None:
+    driver = make(policy=policy)
+    _situations(driver)
+    removed = sum(len(event.keys) for event in driver.take_events() if event.removed and event.medium is Medium.CPU)
+    assert removed > CAPACITY
+    assert rows.value(semconv.EVICTION_TOKENS, tier="host", pool="kv") == removed * TOKENS
+
+
+def test_backpressure_counts_the_blocks_that_vllm_dropped(make: Callable[..., ManagerDriver], rows: Rows) -> None:
+    driver = make(chunks=32, fs={"backpressure": backpressure()})
+    for number in range(5):
+        request = driver.request()
+        driver.store(request, [100 + 2 * number, 101 + 2 * number])
+        driver.settle()
+        driver.finish(request)
+    driver.step()
+    assert driver.totals.counter("tiering_backpressure_blocks_dropped", DISK) > 0
+    assert_equals_vllm(rows, driver.totals)
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_identities_hold_after_every_step_of_a_random_walk(
+    make: Callable[..., ManagerDriver], rows: Rows, instrumented: Instrumented, policy: str
+) -> None:
+    driver = make(policy=policy)
+    removed = 0
+
+    def check() -> None:
+        nonlocal removed
+        assert_equals_vllm(rows, driver.totals)
+        assert_equals_recount(rows, driver.recount(), tokens=TOKENS)
+        removed += sum(
+            len(event.keys) for event in driver.take_events() if event.removed and event.medium is Medium.CPU
+        )
+        assert rows.value(semconv.EVICTION_TOKENS, tier="host", pool="kv") == removed * TOKENS
+        instrumented.assert_sound()
+
+    done = random_walk(driver, random.Random(f"walk {policy}"), 2_000, check)
+    assert min(done.values()) > 0
+    assert removed > 0
+    for route in (PROMOTION, CASCADE):
+        assert rows.value(semconv.TRANSFER_ACTIVE, **route) == 0
+        assert rows.value(semconv.TRANSFER_ACTIVE_BLOCKS, **route) == 0
+
+
+def test_a_lookup_repeated_because_allocation_failed_counts_once(
+    make: Callable[..., ManagerDriver], rows: Rows
+) -> None:
+    """C3: one request looks up 64 hits of 128 blocks three times."""
+    driver = make(chunks=64)
+    request = driver.request()
+    driver.store(request, range(64))
+    driver.settle()
+    driver.finish(request)
+
+    request = driver.request()
+    for _ in range(3):
+        driver.resolve(request, range(128))
+        driver.step()
+    driver.step([request])
+    assert rows.value(semconv.LOOKUP_BLOCKS, **ON_HOST, result="hit") == 64
+    assert rows.value(semconv.LOOKUP_BLOCKS, **ON_HOST, result="miss") == 64
+    driver.finish(request)
+
+
+def test_retry_retry_hit_is_one_lookup_timed_from_the_first_retry(
+    make: Callable[..., ManagerDriver], rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C4: and what is looked up after the request was admitted counts no more."""
+    driver = make()
+    (tier,) = driver.manager.secondary_tiers
+    answers = iter([LookupResult.RETRY, LookupResult.RETRY, LookupResult.HIT])
+    monkeypatch.setattr(tier, "lookup", lambda *_: next(answers))
+    request = driver.request()
+    began = time.monotonic()
+    driver.lookup(request, 7)
+    driver.step()
+    time.sleep(0.02)
+    driver.lookup(request, 7)
+    driver.step()
+    time.sleep(0.02)
+    driver.lookup(request, 7)
+    took = time.monotonic() - began
+    driver.step([request])
+
+    assert rows.value(semconv.LOOKUP_BLOCKS, **ON_DISK, result="hit") == 1
+    assert rows.value(semconv.LOOKUP_BLOCKS, **ON_DISK, result="miss") == 0
+    deferred = rows.histogram(semconv.LOOKUP_DURATION, **ON_DISK, mode="async")
+    assert deferred is not None
+    counts, total = deferred.read()
+    assert sum(counts) == 1
+    assert 0.04 <= total <= took
+
+    monkeypatch.setattr(tier, "lookup", lambda *_: LookupResult.MISS)
+    driver.lookup(request, 8)
+    driver.step()
+    assert rows.total(semconv.LOOKUP_BLOCKS, **ON_DISK) == 1
+    driver.settle()
+    driver.finish(request)
+
+
+def test_rows_exist_at_zero_before_anything_happened(make: Callable[..., ManagerDriver], rows: Rows) -> None:
+    make()
+    zero = {
+        semconv.LOOKUP_BLOCKS: 4,
+        semconv.TRANSFER_IO: 2,
+        semconv.TRANSFER_OPERATIONS: 5,
+        semconv.TRANSFER_ACTIVE: 2,
+        semconv.TRANSFER_ACTIVE_BLOCKS: 2,
+        semconv.EVICTION_TOKENS: 1,
+        semconv.STORE_SKIPPED_BLOCKS: 1,
+        semconv.ALLOCATION_FAILURES: 2,
+        semconv.RESIDENT_BLOCKS: 1,
+    }
+    assert {spec.name: list(rows.values(spec).values()) for spec in zero} == {
+        spec.name: [0] * number for spec, number in zero.items()
+    }
+    assert rows.value(semconv.USAGE, tier="host", pool="kv", state="free") == CAPACITY * TOKENS
+    assert rows.value(semconv.BLOCK_SIZE, tier="host") == TOKENS
+    # What this manager cannot tell has no row.
+    assert rows.values(semconv.PREFETCH_HIT_TOKENS) == {}
+    assert rows.values(semconv.DROPPED_TOKENS) == {}
+
+
+def test_the_wait_for_a_thread_is_timed_apart_from_the_transfer(
+    make: Callable[..., ManagerDriver], rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread, two jobs of 50 ms at once: the second waits for the first, and is still moved in its own time."""
+    driver = make(fs={"n_read_threads": 0, "n_write_threads": 1})
+    pool = driver.manager.secondary_tiers[0]._pool
+    enqueue = type(pool).enqueue_store
+    slow = lambda task: lambda: (time.sleep(0.05), task())  # noqa: E731
+    monkeypatch.setattr(
+        type(pool), "enqueue_store", lambda self, job, n, tasks: enqueue(self, job, n, [slow(task) for task in tasks])
+    )
+    request = driver.request()
+    driver.store(request, [1])
+    driver.store(request, [2])
+    driver.settle()
+    driver.finish(request)
+    waited = rows.histogram(semconv.TRANSFER_QUEUE_DURATION, **CASCADE)
+    moved = rows.histogram(semconv.TRANSFER_DURATION, **CASCADE, timing="engine_report")
+    assert waited is not None
+    assert moved is not None
+    assert sum(waited.read()[0]) == sum(moved.read()[0]) == 2
+    assert 0.045 <= waited.read()[1] <= 0.09
+    assert 0.1 <= moved.read()[1] <= 0.2
+
+
+def test_two_caches_of_one_class_share_their_rows(
+    make: Callable[..., ManagerDriver], rows: Rows, instrumented: Instrumented
+) -> None:
+    """P1: instrumented twice, two caches in a process: one set of hooks, no duplicate series, both caches counted."""
+    instrumented.hooks.attach()
+    first, second = make(), make()
+    for driver, blocks in ((first, range(3)), (second, range(3, 8))):
+        request = driver.request()
+        driver.store(request, blocks)
+        driver.settle()
+        driver.finish(request)
+    assert rows.value(semconv.TRANSFER_IO, **CASCADE, timing="engine_report") == 8 * CHUNK_BYTES
+    assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 8
+    assert rows.value(semconv.LIMIT, tier="host", pool="kv") == 2 * CAPACITY * TOKENS
+
+
+def test_transfers_between_device_and_host_are_timed_by_their_own_events(
+    make: Callable[..., ManagerDriver], rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T4: vLLM takes events from a pool and gives them back; each transfer has its own time, in its own bucket."""
+    store = {"source": "device", "destination": "host"}
+    driver = make(spec_class=CpuTieringSpec)
+    worker = Worker(driver)
+    request = driver.request()
+    results = []
+    for job, seconds in enumerate((0.003, 0.2, 0.02)):
+        monkeypatch.setattr("examples.vllm_cpu.cpu_offload_spec.copy_seconds", lambda seconds=seconds: seconds)
+        pending = driver.begin_store(request, [job])
+        assert pending is not None
+        worker.submit_store(job, [job], pending.output.store_spec)
+        assert rows.value(semconv.TRANSFER_ACTIVE, **store) == 1
+        worker.wait([job])
+        results += worker.get_finished()
+        driver.complete_store(pending)
+    driver.settle()
+    driver.finish(request)
+    assert rows.value(semconv.TRANSFER_ACTIVE, **store) == 0
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **store) == 3
+    moved = rows.value(semconv.TRANSFER_IO, **store, timing="device_event")
+    assert moved == sum(result.transfer_size for result in results) == 3 * CHUNK_BYTES
+    times = [result.transfer_time for result in results]
+    assert times == pytest.approx([0.003, 0.2, 0.02], rel=0.5)
+    assert_samples(rows.histogram(semconv.TRANSFER_DURATION, **store, timing="device_event"), times)
+    worker.close()
+
+
+def test_evicting_a_block_that_was_never_cached_counts_nothing(rows: Rows) -> None:
+    """C9: with statistics off, on vLLM's own block pool."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    pool = BlockPool(num_gpu_blocks=16, enable_caching=True, hash_block_size=16)
+    for _ in range(100):
+        pool.free_blocks(pool.get_new_blocks(8))
+    assert rows.values(semconv.EVICTION_TOKENS) == {}
+
+
+def test_detached_vllm_has_its_own_functions_back(make: Callable[..., ManagerDriver], instrumented: Instrumented) -> None:
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+    assert hasattr(CPUOffloadingManager.prepare_store, "__wrapped__")
+    own = CPUOffloadingManager.prepare_store.__wrapped__
+    driver = make()
+    instrumented.hooks.detach()
+    assert CPUOffloadingManager.prepare_store is own
+    request = driver.request()
+    driver.store(request, range(4))
+    driver.settle()
+    driver.finish(request)
+    assert instrumented.rows.total(semconv.TRANSFER_OPERATIONS) == 0

@@ -1,0 +1,262 @@
+"""The Prometheus endpoint: its port, its registry, its threads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvcache_otel.export.prometheus import PrometheusServer, free_port
+from kvcache_otel.export.provider import start
+from kvcache_otel.export.settings import Settings
+from tests.export.journal import Journal
+from tests.support import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from kvcache_otel.export.exporter import Exporter
+
+
+@pytest.fixture
+def listening() -> Iterator[ExitStack]:
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        yield stack
+
+
+def read(port: int, host: str = "localhost") -> str:
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5) as response:
+        return response.read().decode()
+
+
+def started(journal: Journal, rank: int = 0, **environ: str) -> Exporter:
+    settings = Settings.from_environ({"OTEL_METRICS_EXPORTER": "prometheus", **environ})
+    exporter = start(journal.recorder, settings, local_rank=rank)
+    assert exporter is not None
+    return exporter
+
+
+def consecutive_free_ports(count: int) -> int:
+    """Returns the first of some ports that are free."""
+    while True:
+        first = processes.free_port()
+        if first + count < 65_535 and all(_is_free(port) for port in range(first, first + count)):
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def test_each_rank_has_its_port() -> None:
+    base = consecutive_free_ports(3)
+    servers = [PrometheusServer(CollectorRegistry(), "localhost", base, rank) for rank in range(3)]
+    try:
+        assert [server.port for server in servers] == [base, base + 1, base + 2]
+        assert [server.moved for server in servers] == ["", "", ""]
+        assert servers[1].url == f"http://localhost:{base + 1}/metrics"
+    finally:
+        for server in servers:
+            server.close()
+
+
+def test_p3_two_processes_one_port(caplog: pytest.LogCaptureFixture) -> None:
+    base = str(consecutive_free_ports(3))
+    first, second = Journal(), Journal()
+    first.look_up(1)
+    second.look_up(2)
+    one = started(first, OTEL_EXPORTER_PROMETHEUS_PORT=base)
+    other = started(second, OTEL_EXPORTER_PROMETHEUS_PORT=base)
+    try:
+        assert one.ports == [int(base)]
+        assert other.ports == [int(base) + 1]
+        assert "kvcache_lookup_tokens_total" in read(one.ports[0])
+        values = [
+            sample.value
+            for exporter in (one, other)
+            for family in text_string_to_metric_families(read(exporter.ports[0]))
+            for sample in family.samples
+            if sample.name == "kvcache_lookup_tokens_total"
+        ]
+        assert values == [1, 2]
+        [moved] = [record.message for record in caplog.records]
+        assert f"http://localhost:{int(base) + 1}/metrics" in moved
+        assert f"port {base} of localhost cannot be used" in moved
+    finally:
+        one.stop(5)
+        other.stop(5)
+
+
+def test_when_every_port_near_is_taken_any_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcache_otel.export.prometheus.PORTS_TRIED", 2)
+    base = consecutive_free_ports(2)
+    blockers = [PrometheusServer(CollectorRegistry(), "localhost", base + offset) for offset in range(2)]
+    server = PrometheusServer(CollectorRegistry(), "localhost", base)
+    try:
+        assert server.port not in (base, base + 1)
+        assert str(base) in server.moved
+        assert read(server.port) == ""
+    finally:
+        for each in (*blockers, server):
+            each.close()
+
+
+def test_a_rank_beyond_the_last_port() -> None:
+    server = PrometheusServer(CollectorRegistry(), "localhost", 65_535, 7)
+    assert server.port
+    assert server.moved == "there is no port 65542"
+    server.close()
+
+
+def test_port_0_is_any_for_every_rank() -> None:
+    server = PrometheusServer(CollectorRegistry(), "localhost", 0, 5)
+    assert server.port
+    assert server.moved == ""
+    server.close()
+
+
+def test_it_listens_on_this_machine_alone_by_default(journal: Journal) -> None:
+    exporter = started(journal, OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    connections = [
+        line.split()
+        for line in open("/proc/self/net/tcp").readlines()[1:]
+        if int(line.split()[1].split(":")[1], 16) == exporter.ports[0] and line.split()[3] == "0A"
+    ]
+    assert [entry[1].split(":")[0] for entry in connections] == ["0100007F"]
+    exporter.stop(5)
+
+
+def test_ipv6() -> None:
+    try:
+        server = PrometheusServer(CollectorRegistry(), "::1", 0)
+    except OSError:
+        pytest.skip("needs IPv6")
+    assert server.url == f"http://[::1]:{server.port}/metrics"
+    assert read(server.port, "[::1]") == ""
+    server.close()
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7", "a" * 300])
+def test_an_address_that_cannot_be_bound_is_one_line(
+    journal: Journal, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings.from_environ({"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_HOST": host})
+    assert start(journal.recorder, settings) is None
+    [record] = caplog.records
+    assert record.message.startswith("kvcache: OTEL_EXPORTER_PROMETHEUS_HOST=")
+    assert record.exc_info is None
+
+
+def test_free_port() -> None:
+    base = consecutive_free_ports(2)
+    assert free_port("localhost", base, 0) == base
+    blocker = PrometheusServer(CollectorRegistry(), "localhost", base)
+    assert free_port("localhost", base, 0) == base + 1
+    blocker.close()
+
+
+def test_p8_a_multiprocess_directory_does_not_matter(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counter_1.db").touch()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    journal.look_up(5)
+    exporter = started(journal, OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    assert "kvcache_lookup_tokens_total" in read(exporter.ports[0])
+    exporter.stop(5)
+    assert [path.name for path in tmp_path.iterdir()] == ["counter_1.db"]
+
+
+def test_p9_base2_histograms_are_declined_in_a_clear_word(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    variable = "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
+    monkeypatch.setenv(variable, "base2_exponential_bucket_histogram")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "prometheus")
+    monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "0")
+    journal.transfer(0.5)
+    exporter = start(journal.recorder, Settings.from_environ(os.environ))
+    assert exporter is not None
+    assert 'le="0.5"' in read(exporter.ports[0])
+    [record] = caplog.records
+    assert variable in record.message
+    assert "explicit bounds" in record.message
+    exporter.stop(5)
+
+
+def test_nothing_but_ours_is_served_and_ours_is_nowhere_else(journal: Journal) -> None:
+    exporter = started(journal, OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    families = {family.name for family in text_string_to_metric_families(read(exporter.ports[0]))}
+    assert all(name.startswith("kvcache_") or name == "target" for name in families)
+    assert "otel_scope" not in read(exporter.ports[0])
+    assert not any(family.name.startswith("kvcache_") for family in REGISTRY.collect())
+    exporter.stop(5)
+
+
+def test_stop_frees_the_port_and_ends_its_thread(journal: Journal) -> None:
+    exporter = started(journal, OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    [port] = exporter.ports
+    assert exporter.stop(5)
+    with pytest.raises(urllib.error.URLError):
+        read(port)
+    assert not any(thread.name == "kvcache-prometheus" for thread in threading.enumerate())
+
+
+def test_scrapes_at_once_do_not_mix(journal: Journal) -> None:
+    journal.transfer(0.5)
+    exporter = started(journal, OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    answers: list[str] = []
+    threads = [threading.Thread(target=lambda: answers.append(read(exporter.ports[0]))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 8
+    for answer in answers:
+        lines = [line for line in answer.splitlines() if not line.startswith("#")]
+        assert len(lines) == len(set(lines))
+    assert len({len(answer) for answer in answers}) == 1
+    exporter.stop(5)
+
+
+def test_exotic_labels_survive_the_text_format(journal: Journal) -> None:
+    from kvcache_otel import semconv
+
+    name = 'a "quoted"\nback\\slash 数'
+    labels: dict[str, str | int] = {"kvcache.tier": "disk", "kvcache.tier.name": name, "kvcache.lookup.result": "hit"}
+    journal.recorder.counter(semconv.LOOKUP_BLOCKS, labels).add(3)
+    exporter = started(journal, OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    found = [
+        (sample.labels["kvcache_tier_name"], sample.value)
+        for family in text_string_to_metric_families(read(exporter.ports[0]))
+        for sample in family.samples
+        if sample.name == "kvcache_lookup_blocks_total"
+    ]
+    assert found == [(name, 3)]
+    exporter.stop(5)
+
+
+def test_ports_are_not_shared() -> None:
+    server = PrometheusServer(CollectorRegistry(), "127.0.0.1", 0)
+    with socket.socket() as other, pytest.raises(OSError) as raised:
+        other.bind(("127.0.0.1", server.port))
+        other.listen()
+    assert raised.value.errno == errno.EADDRINUSE
+    server.close()

@@ -1,0 +1,1 @@
+"""Real programs that tests talk to, as context managers. They end only what they started."""
