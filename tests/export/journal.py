@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from kvcache_otel import semconv
@@ -63,9 +64,7 @@ class Journal:
     def recount(samples: list[float]) -> list[int]:
         """Returns how many samples fall into each bucket, found by comparing each sample with each bound."""
         bounds = [float("-inf"), *semconv.TRANSFER_DURATION.bounds, float("inf")]
-        return [
-            sum(1 for sample in samples if low < sample <= high) for low, high in zip(bounds, bounds[1:], strict=False)
-        ]
+        return [sum(1 for sample in samples if low < sample <= high) for low, high in itertools.pairwise(bounds)]
 
 
 def points(data: Any, name: str) -> list[Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +13,9 @@ from kvcache_otel.export import replay as replay_module
 from kvcache_otel.export.replay import Replay
 from tests.export.journal import IDENTITY, SAMPLES, TRANSFER, Journal
 from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections import deque
 
 
 class Recording:

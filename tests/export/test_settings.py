@@ -123,7 +123,7 @@ def test_none_is_not_forbidden() -> None:
 def test_what_cannot_be_used_is_named_with_what_happens_instead(
     variable: str, value: str, kept: str, instead: object
 ) -> None:
-    settings = Settings.from_environ({EXPORTER: "otlp,prometheus", **{variable: value}})
+    settings = Settings.from_environ({EXPORTER: "otlp,prometheus", variable: value})
     [problem] = settings.problems
     assert problem.startswith(f"{variable}=")
     assert "\n" not in problem
@@ -220,7 +220,9 @@ VARIABLES = [
     AGGREGATION,
     CONFIG_FILE,
 ]
-VALUES = st.text() | st.sampled_from(["otlp", "prometheus", "otlp,prometheus", "none", "://@", "@", "1", "1e999", "\ud800"])
+VALUES = st.text() | st.sampled_from(
+    ["otlp", "prometheus", "otlp,prometheus", "none", "://@", "@", "1", "1e999", "\ud800"]
+)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

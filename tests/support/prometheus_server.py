@@ -1,8 +1,8 @@
 """A real Prometheus server that scrapes what a test exports.
 
-    with prometheus_server([f"127.0.0.1:{port}"]) as prometheus:
-        [sample] = prometheus.wait_for("kvcache_lookup_tokens_total{kvcache_tier='host'}")
-        assert sample.value == 64
+with prometheus_server([f"127.0.0.1:{port}"]) as prometheus:
+    [sample] = prometheus.wait_for("kvcache_lookup_tokens_total{kvcache_tier='host'}")
+    assert sample.value == 64
 """
 
 from __future__ import annotations

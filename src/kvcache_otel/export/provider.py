@@ -183,7 +183,11 @@ def _prometheus(recorder: Recorder, settings: Settings, local_rank: int) -> tupl
     from kvcache_otel.export.prometheus import PrometheusReader, PrometheusServer
 
     reader = PrometheusReader(recorder)
-    server = PrometheusServer(reader.registry, settings.prometheus_host, settings.prometheus_port, local_rank)
+    host = settings.prometheus_host
+    try:
+        server = PrometheusServer(reader.registry, host, settings.prometheus_port, local_rank)
+    except (OSError, UnicodeError) as error:
+        raise OSError(f"OTEL_EXPORTER_PROMETHEUS_HOST={host[:200]} cannot be bound: {error}") from error
     if server.moved:
         _logger.warning("kvcache: Prometheus endpoint is %s, because %s", server.url, server.moved)
     return reader, server, f"Prometheus at {server.url} ({settings.variable})"

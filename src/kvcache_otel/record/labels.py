@@ -37,7 +37,7 @@ class Labels:
         attribute = semconv.ATTRIBUTES[key]
         if attribute.type == "int":
             return value if isinstance(value, int) and not isinstance(value, bool) else self._unfit(key, value, None)
-        text = _printable(value)
+        text = printable(value)
         members = spec.values.get(key, attribute.members)
         if members is None or text in members:
             return text
@@ -45,7 +45,7 @@ class Labels:
         return self._unfit(key, text, fallback if fallback is not None and fallback in members else None)
 
     def _unfit(self, key: str, value: object, fallback: str | None) -> str | None:
-        seen = (key, _printable(value))
+        seen = (key, printable(value))
         if seen not in self._said and len(self._said) < REMEMBERED:
             self._said.add(seen)
             outcome = f"recorded as {fallback!r}" if fallback is not None else "not recorded"
@@ -54,7 +54,10 @@ class Labels:
         return fallback
 
 
-def _printable(value: object) -> str:
+def printable(value: object) -> str:
     """Returns text that every exporter can encode: valid UTF-8, no endless names."""
-    text = value if isinstance(value, str) else str(value)
+    try:
+        text = value if isinstance(value, str) else str(value)
+    except Exception:
+        text = type(value).__name__
     return text.encode("utf-8", "replace").decode()[:LONGEST]

@@ -325,21 +325,25 @@ class Pool:
     def settle(self, *, limit: int, free: int, evictable: int | None = None) -> None:
         """Tells what the pool holds now; what is neither free nor evictable is used.
 
-        Where that leaves less than nothing, used is 0 and one accounting error is counted for as long as it lasts.
+        Where that leaves less than nothing, used is 0 and one accounting error is counted for as long as it lasts; so
+        it is where any of them is negative.
 
         Args:
             limit: The pool's size, in tokens.
             free: Tokens' worth of slots that hold nothing.
             evictable: Tokens held and free to be evicted; None where the engine counts them as free.
         """
-        used = limit - free - (evictable or 0)
-        if used < 0:
+        held = evictable or 0
+        used = limit - free - held
+        if min(limit, free, held, used) >= 0:
+            self._balanced = True
+        else:
             if self._balanced:
                 self._probe.accounting_error(Reason.CONSERVATION)
             self._balanced = False
-            used = 0
-        else:
-            self._balanced = True
+            limit, free = max(limit, 0), max(free, 0)
+            evictable = None if evictable is None else max(evictable, 0)
+            used = min(max(used, 0), limit)
         self.limit.value = limit
         self.free.value = free
         self.evictable.value = evictable

@@ -19,7 +19,7 @@ from kvcache_otel.record.cells import (
     Level,
     ReplayedHistogram,
 )
-from kvcache_otel.record.labels import Labels
+from kvcache_otel.record.labels import Labels, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -187,8 +187,8 @@ class Recorder:
         self._say("amount", "kvcache: an amount of %r was not added; see kvcache.accounting.errors", amount)
 
     def _underflow(self, value: float) -> None:
-        self.accounting_error(semconv.Reason.UNDERFLOW)
-        self._say("level", "kvcache: a level fell to %r and was kept at 0; see kvcache.accounting.errors", value)
+        self.accounting_error(semconv.Reason.UNDERFLOW if value < 0 else semconv.Reason.OTHER)
+        self._say("level", "kvcache: a level of %r was not taken; see kvcache.accounting.errors", value)
 
     def _say(self, what: str, message: str, *arguments: object) -> None:
         if what not in self._said:
@@ -243,25 +243,30 @@ class Recorder:
                 continue
             try:
                 value = reader.read()
+                number = None if value is None else _number(value)
             except (Exception, SystemExit) as error:
                 self._reader_failed(reader, error)
                 continue
             reader.failed.clear()
-            if value is not None:
-                yield value
+            if number is not None:
+                yield number
 
     def _reader_failed(self, reader: Reader, error: BaseException) -> None:
         if not reader.failed:  # Counted when it starts to fail, not at every collection while it does.
-            reader.failed.append(repr(error))
+            reader.failed.append(type(error).__name__)
             name = getattr(reader.read, "__qualname__", "gauge")
             self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: "gauge"}).add(1)
-            self._say(f"reader {name}", "kvcache: no row from %s while it fails: %r", name, error)
+            what = f"{type(error).__name__}: {printable(error)}"
+            self._say(f"reader {name}", "kvcache: no row from %s while it fails: %r", name, what)
 
     def _series(self, spec: MetricSpec, labels: Attributes, identity: Identity | None) -> _Series | Counter:
         """Returns the series, or the counter of what is dropped where there may be none."""
         attributes: Attributes = {}
         given = dict((identity or self.identity).attributes()) | labels if spec.identity else labels
-        for key in (*(semconv.IDENTITY_ATTRIBUTES if spec.identity else ()), *spec.attributes):
+        keys = (*semconv.IDENTITY_ATTRIBUTES, *spec.attributes) if spec.identity else spec.attributes
+        if unknown := given.keys() - set(keys):
+            raise KeyError(f"{spec.name} has no {', '.join(sorted(unknown))}")
+        for key in keys:
             if key not in given:
                 if key in spec.optional:
                     continue

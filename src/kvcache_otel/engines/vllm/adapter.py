@@ -50,6 +50,8 @@ class VllmAdapter:
 
     def worker_built(self, worker: Any, spec: Any, *_: Any, **__: Any) -> None:
         """`create_worker`: a rank's two directions exist from now on."""
+        if _rows(worker._store_handler) is not None:
+            return
         probe = self._probe(config.worker_identity(spec), config.local_rank(spec))
         worker._store_handler._kvcache_otel = DirectionRows(probe, store=True)
         worker._load_handler._kvcache_otel = DirectionRows(probe, store=False)

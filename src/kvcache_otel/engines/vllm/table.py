@@ -39,7 +39,13 @@ HOOKS: tuple[Hook, ...] = (
         name="cpu.create_worker",
         target=f"{_OFFLOAD}.cpu.spec:CPUOffloadingSpec.create_worker",
         body="worker_built",
-        fact="transfers between device and host, per rank",
+        fact="transfers between device and host, per rank, without secondary tiers",
+    ),
+    Hook(
+        name="tiering.create_worker",
+        target=f"{_OFFLOAD}.tiering.spec:TieringOffloadingSpec.create_worker",
+        body="worker_built",
+        fact="transfers between device and host, per rank, with secondary tiers",
     ),
     # What vLLM sums once per step.
     Hook(
