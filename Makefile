@@ -36,14 +36,14 @@ $(INSTALLED): pyproject.toml | python
 	@$(BIN)/python -m pip install -qq --editable . --group dev
 	@touch $@
 
-demo: python ## Run a real vLLM with three cache tiers on the CPU, and see what is measured (3.3 GB at first)
-	@python="$$($(PYTHON) tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu.demo
+demo: $(INSTALLED) ## Run a real vLLM with three cache tiers on the CPU, and see what is measured (3.3 GB at first)
+	@python="$$($(BIN)/python tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu.demo $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that need no engine
 	$(BIN)/python -m pytest -m 'not engine' $(ARGS)
 
-test-engines: python ## Run the tests against a real engine, in its own environment (3.3 GB at first)
-	@python="$$($(PYTHON) tools/engine_env.py $(ENGINE))" && set -x \
+test-engines: $(INSTALLED) ## Run the tests against a real engine, in its own environment (3.3 GB at first)
+	@python="$$($(BIN)/python tools/engine_env.py $(ENGINE))" && set -x \
 	  && KVCACHE_OTEL_REQUIRE=$(ENGINE),prometheus,otlp "$$python" -m pytest -m engine $(ARGS)
 
 check: $(INSTALLED) ## Check format, lint, types, and that what is generated fits the catalogue

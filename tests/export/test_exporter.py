@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.export.journal import Journal
 
 # The box that runs the tests may be slow; what would hang, hangs for 10 s or more.
-SLACK_S = 1.5
+SLACK_S = 4.0
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def test_recording_never_waits(journal: Journal, monkeypatch: pytest.MonkeyPatch
         exporter = exporting(journal, "http/protobuf", port, monkeypatch)
         time.sleep(0.1)  # By now its thread hangs.
         seconds = took(lambda: [journal.transfer(0.1) or journal.look_up(1) for _ in range(1000)])
-        assert seconds < 0.5
+        assert seconds < 2.0
         exporter.stop(0.1)
 
 
@@ -171,6 +171,7 @@ FORK = (
     + """
 pid = os.fork()
 if pid == 0:
+    recorder.counter(semconv.LOOKUP_TOKENS, {"kvcache.tier": "host"}).add(1)
     begun = time.monotonic()
     time.sleep(0.5)  # Two intervals.
     assert not exporter.flush(1)
@@ -185,15 +186,48 @@ print("parent", exporter.flush(5), flush=True)
 
 
 def test_p2_a_forked_child_exports_nothing() -> None:
-    environ = {"OTEL_METRICS_EXPORTER": "console", "OTEL_METRIC_EXPORT_INTERVAL": "200"}
-    output = run(FORK.replace("time.sleep(0.5)", "sys.stdout = open('/dev/null', 'w'); time.sleep(0.5)"), environ)
+    output = run(FORK, {"OTEL_METRICS_EXPORTER": "console", "OTEL_METRIC_EXPORT_INTERVAL": "200"})
     assert "parent True" in output
-    # The console exporter holds the first stdout, so a line of the child's would be here.
-    parts = output.split('"kvcache.lookup.tokens"')
-    assert 2 <= len(parts) <= 5
-    assert output.count('"service.instance.id"') == len(parts) - 1
-    instances = {line for line in output.splitlines() if '"service.instance.id"' in line}
-    assert len(instances) == 1
+    assert '"value": 7' in output
+    assert '"value": 8' not in output
+
+
+THEIRS = """
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from tests.export.journal import Journal, points
+
+reader = InMemoryMetricReader()
+provider = MeterProvider(metric_readers=[reader])
+
+def tokens():
+    return [point.value for point in points(reader.get_metrics_data(), "kvcache.lookup.tokens")]
+
+def begin(count):
+    journal = Journal(replay=True)
+    journal.look_up(count)
+    journal.transfer(0.5)
+    return journal, start(journal.recorder, Settings(), meter_provider=provider)
+
+journal, exporter = begin(10)
+assert tokens() == [10]
+pid = os.fork()
+if pid == 0:
+    journal.look_up(1)
+    assert tokens() == []
+    mine, _ = begin(1)
+    assert tokens() == [1]
+    sys.exit(17)
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == 17
+assert tokens() == [10]
+print("right")
+"""
+
+
+def test_p2_a_forked_child_counts_from_nothing_in_a_provider_it_has_inherited() -> None:
+    imports = PROCESS.partition("recorder = ")[0]
+    assert run(imports + THEIRS, {"PYTHONPATH": os.pathsep.join(["src", "."])}) == "right\n"
 
 
 def test_a_forked_child_does_not_hold_the_port() -> None:
@@ -207,13 +241,17 @@ if pid == 0:
     time.sleep(30)
     os._exit(0)
 exporter.stop(5)
-with socket.socket() as probe:
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    probe.bind(("127.0.0.1", port))
-    probe.listen()
-    print("free", flush=True)
-os.kill(pid, 9)
-os.waitpid(pid, 0)
+try:
+    for _ in range(100):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                print("free", flush=True)
+                break
+        time.sleep(0.1)
+finally:
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
 """
     )
     environ = {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": "0"}

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
@@ -116,6 +116,7 @@ def test_delta(journal: Journal, kind: Any) -> None:
     assert intervals[1][1] == intervals[2][0]
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(0, 1e6), max_size=5), max_size=6))
 def test_deltas_add_up_to_the_whole(batches: list[list[float]]) -> None:
     journal = Journal()

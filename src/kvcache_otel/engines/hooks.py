@@ -101,6 +101,12 @@ class HookPoint:
 
     def attach(self, module: ModuleType) -> None:
         """Puts the hook around the function, or says why it cannot."""
+        try:
+            self._attach(module)
+        except Exception as error:  # Raised here, it would fail the engine's import.
+            self.state, self.why = "missing", f"{self.hook.path} cannot be replaced: {_words(error)}"
+
+    def _attach(self, module: ModuleType) -> None:
         owner: Any = module
         *parents, name = self.hook.path.split(".")
         for parent in parents:
@@ -109,14 +115,18 @@ class HookPoint:
         if not callable(function):
             self.state, self.why = "missing", f"{module.__name__} has no {self.hook.path}"
             return
-        self._owner = owner
+        bind: Callable[[Any], Any] | None = None
+        if isinstance(owner, type):
+            # Called through an instance, the wrapper must be given what the function was given, and nothing more.
+            defined = next(vars(base)[name] for base in owner.__mro__ if name in vars(base))
+            if isinstance(defined, classmethod):
+                function, bind = defined.__func__, classmethod
+            elif isinstance(defined, staticmethod) or not hasattr(defined, "__get__"):
+                bind = staticmethod
+        wrapper = _WRAP[self.hook.moment](self, function)
         self._original = vars(owner).get(name)  # None where it is inherited: then detaching removes ours.
-        self._wrapper = _WRAP[self.hook.moment](self, function)
-        try:
-            setattr(owner, name, self._wrapper)
-        except (AttributeError, TypeError) as error:
-            self.state, self.why = "missing", f"{self.hook.path} cannot be replaced: {error}"
-            return
+        self._owner, self._wrapper = owner, wrapper if bind is None else bind(wrapper)
+        setattr(owner, name, self._wrapper)
         self.live = True
         self.state, self.why = "attached", ""
 
@@ -137,18 +147,22 @@ class HookPoint:
         """Counts a failure of ours; says the first; steps aside after a few in a row."""
         self.errors += 1
         self.in_a_row += 1
-        if self.errors == 1:
-            _logger.warning(
-                "kvcache: the hook %s failed and was skipped: %r. The engine is not affected; the hook steps aside after "
-                "%d failures in a row (kvcache.telemetry.errors counts them)",
-                self.hook.name,
-                error,
-                STEP_ASIDE_AFTER,
-                exc_info=_logger.isEnabledFor(logging.DEBUG),
-            )
         if self.in_a_row >= STEP_ASIDE_AFTER:
             self.live = False
-            self.state, self.why = "aside", f"stepped aside after {self.in_a_row} failures in a row, last: {error!r}"
+            self.state = "aside"
+            self.why = f"stepped aside after {self.in_a_row} failures in a row, last: {_words(error)}"
+        if self.errors == 1:
+            try:
+                _logger.warning(
+                    "kvcache: the hook %s failed and was skipped: %s. The engine is not affected; the hook steps aside "
+                    "after %d failures in a row (kvcache.telemetry.errors counts them)",
+                    self.hook.name,
+                    _words(error),
+                    STEP_ASIDE_AFTER,
+                    exc_info=_logger.isEnabledFor(logging.DEBUG),
+                )
+            except Exception:  # A handler of somebody's that raises must not hurt the engine either.
+                pass
 
 
 def _after(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,10 +219,19 @@ _WRAP: dict[str, Callable[[HookPoint, Callable[..., Any]], Callable[..., Any]]] 
 
 def _like(function: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
     # functools.wraps without its imports' weight; `__wrapped__` keeps inspect.signature right.
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(hooked, name, getattr(function, name, None))
+    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        if (value := getattr(function, name, None)) is not None:
+            setattr(hooked, name, value)
+    vars(hooked).update(getattr(function, "__dict__", {}))
     hooked.__wrapped__ = function  # type: ignore[attr-defined]
     return hooked
+
+
+def _words(error: Exception) -> str:
+    try:
+        return repr(error)
+    except Exception:
+        return type(error).__name__
 
 
 class HookSet:
@@ -240,6 +263,6 @@ class HookSet:
     def detach(self) -> None:
         """Gives the engine its own functions back; a second call does nothing."""
         self._imports.forget()
-        for point in self.points:
+        for point in reversed(self.points):  # Where two are on one function, the outer one comes off first.
             point.detach()
         self.points = ()

@@ -7,6 +7,7 @@ all of ours may take 1 ms.
 from __future__ import annotations
 
 import sys
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class PostImport:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Callback]] = {}
-        self._finding: set[str] = set()
+        self._finding: set[tuple[int, str]] = set()
 
     def when_imported(self, name: str, callback: Callback) -> None:
         """Calls `callback` with the module, now if it is there already, else right after it was executed.
@@ -39,6 +40,8 @@ class PostImport:
         self._waiting.setdefault(name, []).append(callback)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+        if module is not None:
+            _watch_running(module, self)
 
     def forget(self) -> None:
         """Drops every callback that has not been called."""
@@ -50,13 +53,14 @@ class PostImport:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Finds a watched module through the other finders and puts the watch around its loader."""
-        if name not in self._waiting or name in self._finding:
+        finding = (get_ident(), name)  # Of this thread: while one looks for a module, another may import it.
+        if name not in self._waiting or finding in self._finding:
             return None
-        self._finding.add(name)
+        self._finding.add(finding)
         try:
             spec = _find(self, name, path, target)
         finally:
-            self._finding.discard(name)
+            self._finding.discard(finding)
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Watch(spec.loader, self)  # type: ignore[assignment] # A loader by delegation.
         return spec
@@ -97,6 +101,23 @@ def _find(skip: PostImport, name: str, path: Sequence[str] | None, target: Modul
         if spec is not None:
             return spec
     return None
+
+
+def _watch_running(module: ModuleType, watcher: PostImport) -> None:
+    """Watches an import that has begun without us: importlib clears a flag in the module's spec when it is done."""
+    spec: Any = module.__spec__
+    kind: Any = type(spec)
+
+    def cleared(spec: Any, flag: bool) -> None:
+        spec.__class__ = kind
+        spec._initializing = flag
+        if spec.name in sys.modules:  # Else the import has failed.
+            watcher.executed(module)
+
+    flag = property(lambda spec: vars(spec).get("_initializing", False), cleared)
+    spec.__class__ = type(kind.__name__, (kind,), {"_initializing": flag})
+    if not spec._initializing:  # It was done meanwhile, on another thread.
+        cleared(spec, False)
 
 
 def _initialising(module: ModuleType) -> bool:

@@ -94,8 +94,12 @@ def _bound_exit(provider: Any) -> None:
     if (handler := getattr(provider, "_atexit_handler", None)) is None:
         return
     atexit.unregister(handler)
-    closing = Prepared(provider.shutdown, "kvcache-shutdown")
-    atexit.register(closing.run, EXIT_DEADLINE_S)
+
+    def shut_down() -> None:
+        if not getattr(provider, "_shutdown", False):  # The application may have done it, and twice is a warning.
+            provider.shutdown()
+
+    atexit.register(Prepared(shut_down, "kvcache-shutdown").run, EXIT_DEADLINE_S)
 
 
 @contextmanager

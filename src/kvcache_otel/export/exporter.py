@@ -116,15 +116,17 @@ class Exporter:
 
     def _close(self) -> None:
         """Runs on the closing thread."""
-        for server in self._servers:
-            server.close()
-        if self._replay is not None:
-            self._replay.stop()
-        if self._own:
-            self._provider.shutdown(timeout_millis=max(self._deadline - time.monotonic(), 0.001) * 1000)
-        else:
-            self._flush(self._deadline)
-        self._instruments.release(self._recorder)
+        try:
+            for server in self._servers:
+                server.close()
+            if self._replay is not None:
+                self._replay.stop()
+            if self._own:
+                self._provider.shutdown(timeout_millis=max(self._deadline - time.monotonic(), 0.001) * 1000)
+            else:
+                self._flush(self._deadline)
+        finally:
+            self._instruments.release(self._recorder)
 
     def _at_exit(self) -> None:
         if self._own:
@@ -142,7 +144,9 @@ def _flushable(provider: Any) -> list[Any]:
 
     A flushed Prometheus reader keeps what it collected, and its next scrape answers every series twice.
     """
-    readers: Sequence[Any] = getattr(provider, "_metric_readers", ())
+    # Where the SDK keeps them, now and in older versions; a provider that has neither is flushed as a whole.
+    owner = provider if hasattr(provider, "_metric_readers") else getattr(provider, "_sdk_config", None)
+    readers: Sequence[Any] = getattr(owner, "_metric_readers", None) or getattr(owner, "metric_readers", ())
     pushing = [reader for reader in readers if not hasattr(reader, "_collector")]
     if len(pushing) < len(readers):
         return pushing

@@ -129,7 +129,7 @@ def _engine(folder: Path, mode: Mode, environ: dict[str, str]) -> Iterator[_Engi
     with log.open("w") as errors:
         process = subprocess.Popen(
             [*command, str(folder), "--stay", *mode.arguments],
-            env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO", **environ},
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOGGING_STREAM": "ext://sys.stderr", **environ},
             cwd=CHECKOUT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

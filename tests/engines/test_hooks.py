@@ -1,0 +1,787 @@
+"""Hooks on modules of an engine that is made up here: they are put on and taken off, and the engine never notices."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.resources
+import importlib.util
+import inspect
+import logging
+import sys
+import textwrap
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvcache_otel.engines.hooks import STEP_ASIDE_AFTER, Hook, HookPoint, HookSet
+from kvcache_otel.engines.post_import import PostImport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+LOGGER = "kvcache_otel.engines.hooks"
+
+FAKE_CORE = '''
+"""A made-up engine."""
+
+import functools
+
+
+class Base:
+    def inherited(self, number):
+        return number + 1
+
+
+class Cache(Base):
+    def lookup(self, number, *, factor=1):
+        """Look a number up."""
+        return number * factor
+
+    def fail(self, number):
+        return self._deeper(number)
+
+    def _deeper(self, number):
+        try:
+            raise KeyError("the cause")
+        except KeyError as cause:
+            raise LookupError(number) from cause
+
+    def enqueue(self, job, n_tasks, tasks=()):
+        return (job, n_tasks, list(tasks))
+
+    @staticmethod
+    def static(number):
+        return number + 2
+
+    @classmethod
+    def of_class(cls, number):
+        return (cls.__name__, number)
+
+    partial = functools.partial(max, 10)
+
+    @property
+    def size(self):
+        return 5
+
+    def decorated(self):
+        return "decorated"
+
+    decorated.engine_mark = 7
+
+
+class Slotted(Cache):
+    __slots__ = ()
+
+    class Inner:
+        def method(self):
+            return "inner"
+
+
+def function(number=0):
+    return number + 3
+'''
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the package `fake_engine`, which has not been imported."""
+    package = tmp_path / "fake_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text("PACKAGE = True\n")
+    (package / "core.py").write_text(FAKE_CORE)
+    (package / "data.txt").write_text("resource")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    before = list(sys.meta_path)
+    yield package
+    sys.meta_path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fake_engine"]:
+        del sys.modules[name]
+
+
+def module(source: str, package: Path, name: str) -> None:
+    (package / f"{name}.py").write_text(textwrap.dedent(source))
+    importlib.invalidate_caches()
+
+
+def core() -> ModuleType:
+    return importlib.import_module("fake_engine.core")
+
+
+class Seen:
+    """An adapter whose every body notes what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.resolved: list[str] = []
+        self.bodies: dict[str, Callable[..., Any]] = {}
+
+    def resolve(self, body: str) -> Callable[..., Any]:
+        self.resolved.append(body)
+        return self.bodies.get(body, self.note)
+
+    def note(self, *args: Any, **kwargs: Any) -> None:
+        self.calls.append((*args, kwargs) if kwargs else args)
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def hook_on(engine: Path, seen: Seen) -> Iterator[Callable[..., HookSet]]:
+    made: list[HookSet] = []
+
+    def make(*paths: str, moment: Any = "after", where: str = "fake_engine.core") -> HookSet:
+        hooks = [
+            Hook(name=f"fake.{path}", target=f"{where}:{path}", body="note", fact="a fact", moment=moment)
+            for path in paths
+        ]
+        made.append(HookSet(hooks, seen.resolve))
+        made[-1].attach()
+        return made[-1]
+
+    yield make
+    for hooks in made:
+        hooks.detach()
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def body(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return body
+
+
+# ------------------------------------------------------------------------------------------ attach, detach
+
+
+def test_attaching_before_the_import_waits_for_it(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    (point,) = hook_on("Cache.lookup").points
+    assert (point.state, point.why) == ("waiting", "fake_engine.core has not been imported")
+    assert "fake_engine" not in sys.modules
+    cache = core().Cache()
+    assert (point.state, point.why) == ("attached", "")
+    assert cache.lookup(4, factor=3) == 12
+    assert seen.calls == [(12, cache, 4, {"factor": 3})]
+
+
+def test_attaching_after_the_import_hooks_at_once(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    cache = core().Cache()
+    (point,) = hook_on("Cache.lookup").points
+    assert point.state == "attached"
+    assert cache.lookup(4) == 4
+    assert seen.calls == [(4, cache, 4)]
+
+
+@pytest.mark.parametrize("position", ["first", "last"])
+def test_attaching_while_the_module_imports_itself_hooks_when_it_is_done(
+    engine: Path, hook_on: Callable[..., HookSet], seen: Seen, monkeypatch: pytest.MonkeyPatch, position: str
+) -> None:
+    """A module whose import runs the code that attaches, as an engine's plugin loading may."""
+    attach = "import builtins; builtins.attach_now()\n"
+    (engine / "core.py").write_text(attach + FAKE_CORE if position == "first" else FAKE_CORE + attach)
+    made: list[HookSet] = []
+    monkeypatch.setattr(
+        "builtins.attach_now", lambda: made.append(hook_on("Cache.lookup", "function")), raising=False
+    )
+    cache = core().Cache()
+    assert [point.state for point in made[0].points] == ["attached", "attached"]
+    assert (cache.lookup(4), core().function(1)) == (4, 4)
+    assert seen.calls == [(4, cache, 4), (4, 1)]
+    spec = core().__spec__
+    assert spec is not None
+    assert type(spec) is importlib.machinery.ModuleSpec
+
+
+def test_attaching_while_another_thread_imports_hooks_when_it_is_done(
+    engine: Path, hook_on: Callable[..., HookSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        began.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr("builtins.pause_import", pause, raising=False)
+    (engine / "core.py").write_text("import builtins; builtins.pause_import()\n" + FAKE_CORE)
+    importing = threading.Thread(target=core)
+    importing.start()
+    assert began.wait(30)
+    first, second = hook_on("Cache.lookup").points[0], hook_on("function").points[0]
+    assert (first.state, second.state) == ("waiting", "waiting")
+    go_on.set()
+    importing.join()
+    assert (first.state, second.state) == ("attached", "attached")
+
+
+def test_failed_import_under_way_leaves_the_hook_waiting_for_the_next(
+    engine: Path, hook_on: Callable[..., HookSet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[HookSet] = []
+    monkeypatch.setattr("builtins.attach_now", lambda: made.append(hook_on("function")), raising=False)
+    (engine / "core.py").write_text("import builtins; builtins.attach_now()\nraise ValueError('broken')\n")
+    with pytest.raises(ValueError, match="broken"):
+        core()
+    assert made[0].points[0].state == "waiting"
+    (engine / "core.py").write_text(FAKE_CORE)
+    importlib.invalidate_caches()
+    core()
+    assert made[0].points[0].state == "attached"
+
+
+def test_attached_twice_is_attached_once(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    hooks = hook_on("Cache.lookup", "function")
+    points = hooks.points
+    core()
+    hooks.attach()
+    assert hooks.points is points
+    assert core().function(1) == 4
+    assert seen.calls == [(4, 1)]
+
+
+def test_attaching_imports_and_resolves_nothing(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    hook_on("Cache.lookup", "function")
+    core()
+    assert seen.resolved == []
+    core().function()
+    core().function()
+    assert seen.resolved == ["note"]
+
+
+HOOKABLE = (
+    "Cache.lookup",
+    "Cache.inherited",
+    "Cache.static",
+    "Cache.of_class",
+    "Cache.partial",
+    "Slotted.lookup",
+    "Slotted.Inner.method",
+    "function",
+)
+
+
+def found(path: str) -> tuple[bool, Any]:
+    """Whether the owner itself defines the function, and what it defines; not what access makes of it."""
+    owner: Any = core()
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return name in vars(owner), vars(owner).get(name)
+
+
+@pytest.mark.parametrize("path", HOOKABLE)
+def test_detaching_gives_the_very_same_object_back(hook_on: Callable[..., HookSet], seen: Seen, path: str) -> None:
+    before = found(path)
+    hooks = hook_on(path)
+    assert found(path) != before
+    hooks.detach()
+    assert found(path)[0] == before[0]
+    assert found(path)[1] is before[1]
+    assert (hooks.attached, seen.calls) == (False, [])
+
+
+def test_detached_engine_is_not_told_of_later_imports(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    hooks = hook_on("function")
+    hooks.detach()
+    core().function()
+    assert seen.calls == []
+    assert not [finder for finder in sys.meta_path if isinstance(finder, PostImport)]
+
+
+def test_detaching_twice_and_attaching_again_works(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    hooks = hook_on("function")
+    original = core().function.__wrapped__
+    for _ in range(3):
+        hooks.detach()
+        hooks.detach()
+        assert core().function is original
+        hooks.attach()
+        assert hooks.points[0].state == "attached"
+    core().function(1)
+    assert seen.calls == [(4, 1)]
+
+
+def test_whoever_wrapped_ours_keeps_it_and_ours_does_nothing_any_more(
+    hook_on: Callable[..., HookSet], seen: Seen
+) -> None:
+    hooks = hook_on("Cache.lookup")
+    cache_class = core().Cache
+    ours = cache_class.lookup
+
+    @functools.wraps(ours)
+    def theirs(self: Any, number: int) -> int:
+        return ours(self, number) + 100
+
+    cache_class.lookup = theirs
+    (point,) = hooks.points
+    hooks.detach()
+    assert cache_class.lookup is theirs
+    assert cache_class().lookup(1) == 101
+    assert (point.state, seen.calls) == ("detached", [])
+    hooks.attach()
+    assert cache_class().lookup(1) == 101
+    assert len(seen.calls) == 1, "one hook is live, however many wrappers there are"
+
+
+def test_two_hooks_on_one_function_are_both_taken_off(hook_on: Callable[..., HookSet]) -> None:
+    original = core().function
+    hooks = hook_on("function", "function")
+    assert core().function is not original
+    hooks.detach()
+    assert core().function is original
+
+
+# ------------------------------------------------------------------------------- what cannot be hooked
+
+
+@pytest.mark.parametrize("path", ["gone", "Gone.lookup", "Cache.gone", "Cache.lookup.gone", "Cache.size", "__name__"])
+def test_what_is_not_there_is_missing_and_says_why(hook_on: Callable[..., HookSet], path: str) -> None:
+    hooks = hook_on(path, "function")
+    cache = core().Cache()
+    missing, attached = hooks.points
+    assert (missing.state, missing.why) == ("missing", f"fake_engine.core has no {path}")
+    assert attached.state == "attached"
+    assert (cache.size, cache.lookup(2)) == (5, 2)
+    hooks.detach()
+
+
+def test_module_that_does_not_exist_keeps_waiting(hook_on: Callable[..., HookSet]) -> None:
+    (point,) = hook_on("function", where="fake_engine.gone").points
+    with pytest.raises(ModuleNotFoundError, match=r"fake_engine\.gone"):
+        importlib.import_module("fake_engine.gone")
+    assert point.state == "waiting"
+
+
+UNHOOKABLE = {
+    "a class that refuses": """
+        class Meta(type):
+            def __setattr__(cls, name, value):
+                raise AttributeError("not here")
+        class Owner(metaclass=Meta):
+            def method(self): return 1
+        """,
+    "an object without a dictionary": """
+        class Kind:
+            __slots__ = ()
+            def method(self): return 1
+        Owner = Kind()
+        """,
+    "a type of C": "Owner = type('Owner', (), {'method': list.append}); Owner = dict; Owner2 = 1\n",
+    "a lazy module that fails": """
+        def __getattr__(name):
+            raise ImportError("needs a package that is not here")
+        """,
+}
+
+
+@pytest.mark.parametrize("what", UNHOOKABLE)
+def test_what_cannot_be_replaced_is_missing_and_fails_no_import(
+    engine: Path, hook_on: Callable[..., HookSet], what: str
+) -> None:
+    module(UNHOOKABLE[what], engine, "odd")
+    path = "Owner.copy" if what == "a type of C" else "Owner.method"
+    hooks = hook_on(path, where="fake_engine.odd")
+    importlib.import_module("fake_engine.odd")
+    (point,) = hooks.points
+    assert (point.state, point.live) == ("missing", False)
+    assert point.why.startswith(f"{path} cannot be replaced: ")
+    hooks.detach()
+
+
+# -------------------------------------------------------------------- what the engine sees: nothing at all
+
+
+def test_static_methods_class_methods_and_partials_are_called_as_before(
+    hook_on: Callable[..., HookSet], seen: Seen
+) -> None:
+    hook_on("Cache.static", "Cache.of_class", "Cache.partial")
+    fake = core()
+    cache = fake.Slotted()
+    assert (fake.Cache.static(1), cache.static(1)) == (3, 3)
+    assert (fake.Cache.of_class(1), cache.of_class(1)) == (("Cache", 1), ("Slotted", 1))
+    assert (fake.Cache.partial(3), cache.partial(30)) == (10, 30)
+    assert seen.calls[:2] == [(3, 1), (3, 1)]
+    assert seen.calls[2:4] == [(("Cache", 1), fake.Cache, 1), (("Slotted", 1), fake.Slotted, 1)]
+    assert seen.calls[4:] == [(10, 3), (30, 30)]
+
+
+def test_hook_on_an_inherited_function_leaves_the_base_alone(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    hook_on("Cache.inherited")
+    fake = core()
+    assert fake.Base().inherited(1) == 2
+    assert seen.calls == []
+    cache = fake.Cache()
+    assert cache.inherited(1) == 2
+    assert seen.calls == [(2, cache, 1)]
+
+
+@pytest.mark.parametrize("moment", ["after", "before", "arguments"])
+def test_function_still_looks_like_itself(hook_on: Callable[..., HookSet], moment: str) -> None:
+    plain = core().Cache.lookup
+    signature, source = inspect.signature(plain), inspect.getsource(plain)
+    hook_on("Cache.lookup", "Cache.decorated", moment=moment)
+    hooked = core().Cache.lookup
+    assert hooked is not plain
+    assert (hooked.__name__, hooked.__qualname__, hooked.__module__) == ("lookup", "Cache.lookup", "fake_engine.core")
+    assert (hooked.__doc__, inspect.signature(hooked), inspect.getsource(hooked)) == (plain.__doc__, signature, source)
+    assert core().Cache.decorated.engine_mark == 7
+
+
+@pytest.mark.parametrize("moment", ["after", "before", "arguments"])
+def test_exception_of_the_engine_passes_unchanged(
+    hook_on: Callable[..., HookSet], seen: Seen, moment: str
+) -> None:
+    hooks = hook_on("Cache.fail", moment=moment)
+    with pytest.raises(LookupError) as caught:
+        core().Cache().fail(7)
+    error = caught.value
+    assert (type(error), error.args) == (LookupError, (7,))
+    assert isinstance(error.__cause__, KeyError)
+    assert error.__context__ is error.__cause__
+    frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert frames[-2:] == ["fail", "_deeper"]
+    assert frames[:-2].count("hooked") == 1
+    assert len(seen.calls) == (moment != "after")
+    assert hooks.points[0].errors == 0
+
+
+def test_exception_object_is_the_engines_very_own(
+    engine: Path, hook_on: Callable[..., HookSet], seen: Seen
+) -> None:
+    module("ERROR = SystemError('mine')\ndef function():\n    raise ERROR\n", engine, "raises")
+    hook_on("function", where="fake_engine.raises")
+    raises = importlib.import_module("fake_engine.raises")
+    with pytest.raises(SystemError) as caught:
+        raises.function()
+    assert caught.value is raises.ERROR
+    assert (caught.value.__context__, caught.value.__cause__) == (None, None)
+
+
+@pytest.mark.parametrize("moment", ["before", "arguments"])
+def test_exception_of_ours_is_not_the_context_of_the_engines(
+    hook_on: Callable[..., HookSet], seen: Seen, moment: str
+) -> None:
+    seen.bodies["note"] = raising(ValueError("ours"))
+    hook_on("Cache.fail", moment=moment)
+    with pytest.raises(LookupError) as caught:
+        core().Cache().fail(7)
+    assert "ours" not in "".join(traceback.format_exception(caught.value))
+
+
+# ------------------------------------------------------------------------------------- a body that fails
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger=LOGGER)
+    return caplog
+
+
+@pytest.mark.parametrize("moment", ["after", "before", "arguments"])
+def test_body_that_always_raises_leaves_the_results_alone_and_steps_aside(
+    hook_on: Callable[..., HookSet], seen: Seen, lines: pytest.LogCaptureFixture, moment: str
+) -> None:
+    calls = 0
+
+    def body(*args: Any, **kwargs: Any) -> None:
+        nonlocal calls
+        calls += 1
+        raise ZeroDivisionError(f"call {calls}")
+
+    seen.bodies["note"] = body
+    (point,) = hook_on("Cache.lookup", moment=moment).points
+    cache = core().Cache()
+    assert [cache.lookup(number, factor=2) for number in range(50)] == [2 * number for number in range(50)]
+    assert (calls, point.errors) == (STEP_ASIDE_AFTER, STEP_ASIDE_AFTER)
+    assert (point.state, point.live) == ("aside", False)
+    assert point.why == f"stepped aside after {STEP_ASIDE_AFTER} failures in a row, last: ZeroDivisionError('call 5')"
+    assert len(lines.messages) == 1
+    assert "fake.Cache.lookup" in lines.messages[0]
+    assert "ZeroDivisionError('call 1')" in lines.messages[0]
+
+
+def test_body_that_recovers_starts_its_row_anew(
+    hook_on: Callable[..., HookSet], seen: Seen, lines: pytest.LogCaptureFixture
+) -> None:
+    def body(result: int, number: int) -> None:
+        if number % STEP_ASIDE_AFTER:
+            raise ValueError(number)
+
+    seen.bodies["note"] = body
+    (point,) = hook_on("function").points
+    for number in range(100):
+        core().function(number)
+    assert (point.state, point.errors) == ("attached", 80)
+    assert len(lines.messages) == 1
+    for _ in range(STEP_ASIDE_AFTER):
+        core().function(1)
+    assert point.state == "aside"
+
+
+def test_adapter_that_cannot_be_loaded_is_a_failing_body(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    seen.resolve = raising(ImportError("no adapter"))  # type: ignore[method-assign]
+    hooks = HookSet([Hook(name="h", target="fake_engine.core:function", body="b", fact="f")], seen.resolve)
+    hooks.attach()
+    assert [core().function(number) for number in range(9)] == list(range(3, 12))
+    assert (hooks.points[0].state, hooks.points[0].errors) == ("aside", STEP_ASIDE_AFTER)
+    hooks.detach()
+
+
+class Unspeakable(Exception):
+    """An exception that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+def test_exception_without_words_does_not_hurt(
+    hook_on: Callable[..., HookSet], seen: Seen, lines: pytest.LogCaptureFixture
+) -> None:
+    seen.bodies["note"] = raising(Unspeakable())
+    (point,) = hook_on("function").points
+    assert [core().function(number) for number in range(9)] == list(range(3, 12))
+    assert (point.state, point.errors) == ("aside", STEP_ASIDE_AFTER)
+    assert point.why.endswith("last: Unspeakable")
+    assert len(lines.messages) == 1
+
+
+def test_logging_handler_that_raises_does_not_hurt(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    class Broken(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise OSError("log disk is full")
+
+    handler = Broken()
+    logging.getLogger(LOGGER).addHandler(handler)
+    try:
+        seen.bodies["note"] = raising(ValueError())
+        hook_on("function")
+        assert [core().function(number) for number in range(9)] == list(range(3, 12))
+    finally:
+        logging.getLogger(LOGGER).removeHandler(handler)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+def test_end_of_the_process_is_let_through(
+    hook_on: Callable[..., HookSet], seen: Seen, error: BaseException
+) -> None:
+    seen.bodies["note"] = raising(error)
+    (point,) = hook_on("function").points
+    with pytest.raises(type(error)):
+        core().function()
+    assert (point.state, point.errors) == ("attached", 0)
+
+
+# ------------------------------------------------------------------------------------------------ moments
+
+
+def test_before_is_told_before_the_function_runs(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    order: list[str] = []
+    cache = core().Cache()
+    type(cache).lookup = lambda self, number: order.append("engine")
+    seen.bodies["note"] = lambda *args: order.append(f"ours {args[1]}")
+    hook_on("Cache.lookup", moment="before")
+    cache.lookup(4)
+    assert order == ["ours 4", "engine"]
+
+
+def test_arguments_may_be_replaced(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    def body(pool: Any, job: int, n_tasks: int, tasks: Any) -> tuple[Any, ...]:
+        return pool, job, n_tasks, [f"watched {task}" for task in tasks]
+
+    seen.bodies["note"] = body
+    hook_on("Cache.enqueue", moment="arguments")
+    cache = core().Cache()
+    assert cache.enqueue(1, 2, ["a", "b"]) == (1, 2, ["watched a", "watched b"])
+    assert cache.enqueue(1, n_tasks=2, tasks=iter("c")) == (1, 2, ["watched c"])
+
+
+@pytest.mark.parametrize("body", [lambda *args, **kwargs: None, raising(ValueError())], ids=["none", "raising"])
+def test_arguments_that_are_not_replaced_are_left(
+    hook_on: Callable[..., HookSet], seen: Seen, body: Callable[..., Any]
+) -> None:
+    seen.bodies["note"] = body
+    hook_on("Cache.enqueue", moment="arguments")
+    assert core().Cache().enqueue(1, n_tasks=2, tasks=["a"]) == (1, 2, ["a"])
+
+
+def test_after_gets_the_result_itself(hook_on: Callable[..., HookSet], seen: Seen) -> None:
+    hook_on("Cache.enqueue")
+    result = core().Cache().enqueue(1, 2)
+    assert seen.calls[0][0] is result
+
+
+# ------------------------------------------------------------------------------------------------ imports
+
+
+def watched(name: str) -> tuple[PostImport, list[ModuleType]]:
+    imports, called = PostImport(), []
+    imports.when_imported(name, called.append)
+    return imports, called
+
+
+def test_module_knows_nothing_of_having_been_watched(engine: Path) -> None:
+    _, called = watched("fake_engine.core")
+    fake = core()
+    assert called == [fake]
+    assert type(fake.__loader__).__name__ == "SourceFileLoader"
+    assert fake.__spec__ is not None
+    assert fake.__spec__.loader is fake.__loader__
+    assert inspect.getsource(fake.Cache).startswith("class Cache(Base):")
+    assert importlib.import_module("fake_engine.core") is fake
+
+
+def test_package_still_has_its_resources_and_submodules(engine: Path) -> None:
+    _, package = watched("fake_engine")
+    _, submodule = watched("fake_engine.core")
+    fake = core()
+    assert (package, submodule) == ([sys.modules["fake_engine"]], [fake])
+    assert importlib.resources.files("fake_engine").joinpath("data.txt").read_text() == "resource"
+    assert sys.modules["fake_engine"].core is fake
+
+
+def test_looking_for_a_module_is_not_importing_it(engine: Path) -> None:
+    _, called = watched("fake_engine.core")
+    spec = importlib.util.find_spec("fake_engine.core")
+    assert spec is not None
+    assert spec.origin == str(engine / "core.py")
+    assert spec.loader is not None
+    assert "class Cache" in spec.loader.get_source("fake_engine.core")  # type: ignore[attr-defined]
+    assert called == []
+    assert called == [] != [core()]
+    assert len(called) == 1
+
+
+def test_import_error_of_the_module_passes_and_a_later_import_still_hooks(engine: Path) -> None:
+    module("import fake_engine.not_there\n", engine, "broken")
+    _, called = watched("fake_engine.broken")
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError) as caught:
+            importlib.import_module("fake_engine.broken")
+        assert caught.value.name == "fake_engine.not_there"
+    assert (called, "fake_engine.broken" in sys.modules) == ([], False)
+    module("FIXED = True\n", engine, "broken")
+    fixed = importlib.import_module("fake_engine.broken")
+    assert called == [fixed]
+    assert fixed.FIXED
+
+
+def test_syntax_error_of_the_module_passes(engine: Path) -> None:
+    module("def broken(:\n", engine, "broken")
+    _, called = watched("fake_engine.broken")
+    with pytest.raises(SyntaxError) as caught:
+        importlib.import_module("fake_engine.broken")
+    assert caught.value.filename == str(engine / "broken.py")
+    assert called == []
+
+
+def test_threads_that_import_at_once_see_the_module_hooked(engine: Path, hook_on: Callable[..., HookSet]) -> None:
+    (point,) = hook_on("function").points
+    together = threading.Barrier(8)
+    states: list[str] = []
+
+    def run() -> None:
+        together.wait()
+        core().function()
+        states.append(point.state)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert states == ["attached"] * 8
+
+
+def test_thread_that_only_looks_does_not_keep_another_from_being_hooked(engine: Path) -> None:
+    """While one thread is inside the finders for a module, another one imports it."""
+    _, called = watched("fake_engine.core")
+    importlib.import_module("fake_engine")
+    imported = threading.Event()
+
+    class Slow:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+            if name == "fake_engine.core" and threading.current_thread() is looking:
+                importing = threading.Thread(target=lambda: (core(), imported.set()))
+                importing.start()
+                importing.join()
+
+    sys.meta_path.insert(1, Slow)  # type: ignore[arg-type]
+    looking = threading.Thread(target=importlib.util.find_spec, args=["fake_engine.core"])
+    looking.start()
+    looking.join()
+    assert imported.is_set()
+    assert called == [sys.modules["fake_engine.core"]]
+
+
+def test_several_watchers_of_one_module_are_all_called(engine: Path) -> None:
+    calls = [watched("fake_engine.core")[1] for _ in range(3)]
+    fake = core()
+    assert calls == [[fake]] * 3
+    assert type(fake.__loader__).__name__ == "SourceFileLoader"
+
+
+def test_forgotten_watcher_is_not_called_and_leaves_the_finders(engine: Path) -> None:
+    before = list(sys.meta_path)
+    imports, called = watched("fake_engine.core")
+    assert len(sys.meta_path) == len(before) + 1
+    imports.forget()
+    imports.forget()
+    assert sys.meta_path == before
+    core()
+    assert called == []
+
+
+def test_forgotten_watcher_may_watch_again(engine: Path) -> None:
+    imports, called = watched("fake_engine.core")
+    imports.forget()
+    imports.when_imported("fake_engine.core", called.append)
+    assert called == [] != [core()]
+    assert len(called) == 1
+
+
+def test_finder_that_asks_importlib_again_is_no_endless_loop(engine: Path) -> None:
+    asked: list[str] = []
+
+    class Asking:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            if name == "fake_engine.core" and not asked:
+                asked.append(name)
+                return importlib.util.find_spec(name)
+            return None
+
+    _, called = watched("fake_engine.core")
+    sys.meta_path.insert(1, Asking)  # type: ignore[arg-type]
+    fake = core()
+    assert (asked, called) == (["fake_engine.core"], [fake])
+
+
+def test_module_of_c_is_watched_like_any_other(engine: Path) -> None:
+    saved = sys.modules.pop("_heapq", None)
+    try:
+        _, called = watched("_heapq")
+        assert called == [] != [importlib.import_module("_heapq")]
+        assert len(called) == 1
+    finally:
+        if saved is not None:
+            sys.modules["_heapq"] = saved
+
+
+# -------------------------------------------------------------------------------------------- descriptions
+
+
+def test_hook_knows_its_module_and_its_path() -> None:
+    hook = Hook(name="cache.lookup", target="engine.core.cache:Cache.lookup", body="looked_up", fact="lookups")
+    assert (hook.module, hook.path) == ("engine.core.cache", "Cache.lookup")
+    assert (hook.moment, hook.since) == ("after", "")
+    assert HookPoint(hook, raising(AssertionError())).state == "waiting"
