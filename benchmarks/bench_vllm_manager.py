@@ -24,6 +24,7 @@ from kvcache_otel.engines.vllm.table import HOOKS
 from kvcache_otel.identity import Identity
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
+from kvcache_otel.semconv import METRICS
 from tests.engines.vllm.manager_driver import ManagerDriver, fs_tier, key, make_config
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Compared:
     """Two managers alike, one of them built and driven with the hooks in place."""
 
     def __init__(self, tiers: Sequence[dict[str, Any]]) -> None:
-        recorder = Recorder(Identity("vllm", "benchmark"))
+        self._recorder = recorder = Recorder(Identity("vllm", "benchmark"))
         adapter = VllmAdapter(lambda identity, _rank: CacheProbe(recorder, identity), lambda: None)
         self._hooks = HookSet(HOOKS, lambda body: getattr(adapter, body))
         self._plain = ManagerDriver(make_config(1024, tiers[:1]))
@@ -78,11 +79,19 @@ class Compared:
                 return loop(self._hooked.manager, requests, keys, name)
             finally:
                 self._hooks.detach()
+                self._export()
 
         if number % 2:
             second, first = hooked(), plain()
             return first, second
         return plain(), hooked()
+
+    def _export(self) -> None:
+        # What an exporter's thread does every few seconds.
+        for spec in METRICS.values():
+            list(self._recorder.points(spec))
+            for row in self._recorder.histograms(spec):
+                row.cell.read()
 
     def close(self) -> None:
         """Ends both managers."""

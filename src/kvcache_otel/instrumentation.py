@@ -7,21 +7,28 @@ does have a cache.
 from __future__ import annotations
 
 import importlib
+import logging
+import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.hooks import HookSet
+from kvcache_otel.engines.post_import import PostImport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from opentelemetry.metrics import MeterProvider
 
     from kvcache_otel.export.settings import Settings
     from kvcache_otel.runtime import Runtime
 
+_logger = logging.getLogger("kvcache_otel")
 
-# The engines that this package knows: where each one's hook table is, and what its adapter is called.
+# The engines that this package knows, by the name of their module: where each one's hook table is, and what its adapter
+# is called.
 ENGINES = {"vllm": ("kvcache_otel.engines.vllm", "VllmAdapter")}
 
 
@@ -34,6 +41,7 @@ class Instrumentation:
         self._settings: Settings | None = None
         self._meter_provider: MeterProvider | None = None
         self._adapters: dict[str, Any] = {}
+        self._imports = PostImport()
         self._lock = threading.RLock()
 
     @property
@@ -42,21 +50,28 @@ class Instrumentation:
         return self._runtime
 
     def attach(self, engine: str, settings: Settings, *, meter_provider: MeterProvider | None = None) -> None:
-        """Hooks an engine; a second call does nothing.
+        """Hooks an engine; a second call does nothing, but for a provider that it names before the first cache.
 
         Args:
             engine: One of `ENGINES`.
             settings: What to export, and where to.
             meter_provider: The provider to use; None for the process's own, or one made from the settings.
         """
+        if not _counts_exactly():
+            _logger.warning("kvcache: not instrumented: this Python has no global lock, without which counts are lost")
+            return
         with self._lock:
+            if meter_provider is not None and self._runtime is not None:
+                _logger.warning("kvcache: the meter_provider comes too late: a cache is being measured already")
+            elif meter_provider is not None or not self.hooks:
+                self._settings, self._meter_provider = settings, meter_provider
             if engine in self.hooks:
                 return
-            self._settings, self._meter_provider = settings, meter_provider
             package, _ = ENGINES[engine]
             table = importlib.import_module(f"{package}.table")
             self.hooks[engine] = HookSet(table.HOOKS, lambda body: getattr(self._adapter(engine), body))
             self.hooks[engine].attach()
+            self._imports.when_imported(engine, lambda module: _check_version(module, table))
 
     def detach(self) -> None:
         """Gives every engine its own functions back and ends exporting; a second call does nothing."""
@@ -64,6 +79,7 @@ class Instrumentation:
             hooks, self.hooks = self.hooks, {}
             runtime, self._runtime = self._runtime, None
             self._adapters.clear()
+            self._imports.forget()
         for hook_set in hooks.values():
             hook_set.detach()
         if runtime is not None:
@@ -74,6 +90,7 @@ class Instrumentation:
             if engine not in self._adapters:
                 package, name = ENGINES[engine]
                 adapter: Callable[..., Any] = getattr(importlib.import_module(f"{package}.adapter"), name)
+                borrow_handlers(engine)  # Again: some engines configure their loggers after they have loaded plugins.
                 runtime = self._alive()
                 self._adapters[engine] = adapter(runtime.probe, runtime.flush)
             return self._adapters[engine]
@@ -85,6 +102,28 @@ class Instrumentation:
             assert self._settings is not None
             self._runtime = Runtime(self._settings, tuple(self.hooks.values()), meter_provider=self._meter_provider)
         return self._runtime
+
+
+def borrow_handlers(engine: str) -> None:
+    """Lets an engine's log have what we say. Engines leave the root logger alone, so nobody would see it there."""
+    theirs = logging.getLogger(engine)
+    if theirs.handlers and not _logger.hasHandlers():
+        for handler in theirs.handlers:
+            _logger.addHandler(handler)
+        _logger.setLevel(theirs.level)
+
+
+def _counts_exactly() -> bool:
+    # As `record.cells.EXACT` has it; importing that takes longer than a process without a cache should wait for us.
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def _check_version(module: ModuleType, table: Any) -> None:
+    with suppress(Exception):  # Raised here, it would fail the engine's import.
+        from kvcache_otel.engines.versions import warning
+
+        if problem := warning(table.NAME, str(getattr(module, "__version__", "")), table.SUPPORTED, table.FULL):
+            _logger.warning("kvcache: %s (`kvcache-otel doctor` lists it)", problem)
 
 
 instrumentation = Instrumentation()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
@@ -35,12 +36,14 @@ class KVCacheInstrumentor(BaseInstrumentor):
         # Never raises: an exception here would keep opentelemetry-instrument from loading whatever comes after.
         try:
             settings = Settings.from_environ(os.environ)
-            for problem in settings.problems:
-                _logger.warning("kvcache: %s", problem)
+            if settings.forbidden:
+                _logger.info("kvcache: not instrumented: %s", settings.reason)
+                return
             for engine in ENGINES:
                 instrumentation.attach(engine, settings, meter_provider=kwargs.get("meter_provider"))
         except Exception as error:
-            _logger.warning("kvcache: not instrumented: %r", error)
+            with suppress(Exception):  # A handler of somebody's that raises, or an error that has no words.
+                _logger.warning("kvcache: not instrumented, the instrumentor itself failed: %r", error)
 
     def _uninstrument(self, **kwargs: Any) -> None:
         instrumentation.detach()

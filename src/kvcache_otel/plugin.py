@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 
 from kvcache_otel.export.settings import Settings
-from kvcache_otel.instrumentation import instrumentation
+from kvcache_otel.instrumentation import borrow_handlers, instrumentation
 
 _logger = logging.getLogger("kvcache_otel")
 
@@ -19,19 +20,20 @@ _logger = logging.getLogger("kvcache_otel")
 def register_vllm() -> None:
     """``vllm.general_plugins``: hooks vLLM in this process if the environment says where the metrics should go."""
     try:
-        _borrow_handlers("vllm")
+        borrow_handlers("vllm")
         _register_vllm()
     except Exception as error:
-        _logger.warning(
-            "kvcache: not instrumented, the plugin itself failed: %r. vLLM runs as if it were not there", error
-        )
+        with suppress(Exception):  # A handler of somebody's that raises, or an error that has no words.
+            _logger.warning(
+                "kvcache: not instrumented, the plugin itself failed: %r. vLLM runs as if it were not there", error
+            )
 
 
 def _register_vllm() -> None:
     settings = Settings.from_environ(os.environ)
-    for problem in settings.problems:
-        _logger.warning("kvcache: %s", problem)
     if not settings.enabled and (settings.forbidden or not _provider_exists()):
+        for problem in settings.problems:  # Where there is something to export, the first cache says them.
+            _logger.warning("kvcache: %s", problem)
         _logger.info("kvcache: not instrumented: %s", settings.reason)
         return
     instrumentation.attach("vllm", settings)
@@ -44,12 +46,3 @@ def _provider_exists() -> bool:
     from kvcache_otel.export.provider import process_provider
 
     return process_provider() is not None
-
-
-def _borrow_handlers(engine: str) -> None:
-    # The engines configure their own loggers and leave the root alone; what we say would be seen by nobody.
-    theirs = logging.getLogger(engine)
-    if theirs.handlers and not _logger.hasHandlers():
-        for handler in theirs.handlers:
-            _logger.addHandler(handler)
-        _logger.setLevel(theirs.level)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity, Rank
 from kvcache_otel.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    import logging
+
+    import pytest
 
 IDENTITY = {
     "kvcache.engine": "custom",
@@ -83,3 +88,13 @@ def value(data: Any, name: str, labels: dict[str, Any]) -> Any:
     """Returns the value of the one point that has at least these attributes."""
     [found] = [point.value for point in points(data, name) if labels.items() <= dict(point.attributes).items()]
     return found
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Returns what we and the configuration loader have logged.
+
+    Exporters of tests that came before may still be telling that nobody was there.
+    """
+    return [
+        record for record in caplog.records if record.name.startswith(("kvcache_otel", "opentelemetry.configuration"))
+    ]

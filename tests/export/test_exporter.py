@@ -19,6 +19,7 @@ from kvcache_otel.export.exporter import Exporter
 from kvcache_otel.export.instruments import Instruments
 from kvcache_otel.export.provider import start
 from kvcache_otel.export.settings import Settings
+from tests.export.journal import said
 from tests.support.processes import free_port, wait_until
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def test_stop_twice(journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: p
     assert exporter is not None
     assert exporter.stop(5)
     assert exporter.stop(5)
-    assert caplog.records == []
+    assert said(caplog) == []
 
 
 def test_stop_leaves_no_thread(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,17 +26,11 @@ pytestmark = pytest.mark.otlp
 PROTOCOLS = ["grpc", "http/protobuf"]
 
 
-@pytest.fixture(scope="module")
-def module_receiver() -> Iterator[OtlpReceiver]:
+@pytest.fixture
+def receiver() -> Iterator[OtlpReceiver]:
     require("otlp")
     with otlp_receiver() as running:
         yield running
-
-
-@pytest.fixture
-def receiver(module_receiver: OtlpReceiver) -> OtlpReceiver:
-    module_receiver.forget()
-    return module_receiver
 
 
 def exporting(journal: Journal, protocol: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Exporter:
@@ -103,7 +97,7 @@ def test_deltas_add_up(
         journal.look_up(len(batch))
         assert exporter.flush(10)
     assert exporter.stop(5)
-    wait_until(lambda: len(receiver.find("kvcache.lookup.tokens")) == 4)  # Three flushes and the last export.
+    wait_until(lambda: len(receiver.find("kvcache.lookup.tokens")) >= 4)  # Three flushes and the last export.
     rows = receiver.find("kvcache.transfer.duration")
     assert [row.count for row in rows] == [len(SAMPLES), 1]
     assert all(row.delta for row in rows)

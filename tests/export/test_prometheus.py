@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvcache_otel.export.prometheus import PrometheusServer, free_port
 from kvcache_otel.export.provider import start
 from kvcache_otel.export.settings import Settings
-from tests.export.journal import Journal
+from tests.export.journal import Journal, said
 from tests.support import processes
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_p3_two_processes_one_port(caplog: pytest.LogCaptureFixture) -> None:
             if sample.name == "kvcache_lookup_tokens_total"
         ]
         assert values == [1, 2]
-        [moved] = [record.message for record in caplog.records]
+        [moved] = [record.message for record in said(caplog)]
         assert f"http://localhost:{int(base) + 1}/metrics" in moved
         assert f"port {base} of localhost cannot be used" in moved
     finally:
@@ -147,7 +147,7 @@ def test_an_address_that_cannot_be_bound_is_one_line(
 ) -> None:
     settings = Settings.from_environ({"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_HOST": host})
     assert start(journal.recorder, settings) is None
-    [record] = caplog.records
+    [record] = said(caplog)
     assert record.message.startswith("kvcache: OTEL_METRICS_EXPORTER=prometheus: nothing is exported")
     assert f"OTEL_EXPORTER_PROMETHEUS_HOST={host[:200]}" in record.message
     assert record.exc_info is None
@@ -184,7 +184,7 @@ def test_p9_base2_histograms_are_declined_in_a_clear_word(
     exporter = start(journal.recorder, Settings.from_environ(os.environ))
     assert exporter is not None
     assert 'le="0.5"' in read(exporter.ports[0])
-    [record] = caplog.records
+    [record] = said(caplog)
     assert variable in record.message
     assert "explicit bounds" in record.message
     exporter.stop(5)

@@ -24,7 +24,7 @@ from kvcache_otel import semconv
 from kvcache_otel.export import provider as provider_module
 from kvcache_otel.export.provider import needs_replay, start
 from kvcache_otel.export.settings import Settings
-from tests.export.journal import IDENTITY, LOOKUP, SAMPLES, TRANSFER, Journal, points, value
+from tests.export.journal import IDENTITY, LOOKUP, SAMPLES, TRANSFER, Journal, points, said, value
 from tests.export.test_prometheus import consecutive_free_ports
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_forbidden_means_not_even_through_a_provider(journal: Journal) -> None:
 def test_problems_are_logged(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings.from_environ({"OTEL_METRICS_EXPORTER": ","})
     assert start(journal.recorder, settings) is None
-    assert [record.message for record in caplog.records] == [
+    assert [record.message for record in said(caplog)] == [
         "kvcache: OTEL_METRICS_EXPORTER=, names no exporter; taken as unset"
     ]
 
@@ -177,7 +177,7 @@ def test_a_reader_of_another_package_gets_everything(journal: Journal, entry_poi
 
 
 @pytest.mark.parametrize(
-    ("name", "loaded", "said"),
+    ("name", "loaded", "words"),
     [
         ("nonsense", None, "no installed package"),
         ("absent", ModuleNotFoundError("No module named 'grpc'"), "No module named 'grpc'"),
@@ -189,7 +189,7 @@ def test_an_exporter_that_fails_is_one_line_and_the_others_start(
     entry_points: dict[str, Any],
     name: str,
     loaded: Any,
-    said: str,
+    words: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     entry_points["mine"] = Received
@@ -198,9 +198,9 @@ def test_an_exporter_that_fails_is_one_line_and_the_others_start(
     started = start(journal.recorder, Settings.from_environ({"OTEL_METRICS_EXPORTER": f"{name},mine"}))
     assert started is not None
     assert len(started.endpoints) == 1
-    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    [record] = [record for record in said(caplog) if record.levelno >= logging.WARNING]
     assert record.message.startswith(f"kvcache: OTEL_METRICS_EXPORTER={name},mine: nothing is exported by '{name}'")
-    assert said in record.message
+    assert words in record.message
     assert record.exc_info is None
     assert "\n" not in record.message
     started.stop(5)
@@ -208,7 +208,7 @@ def test_an_exporter_that_fails_is_one_line_and_the_others_start(
 
 def test_only_failing_exporters_is_no_export(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
     assert start(journal.recorder, Settings.from_environ({"OTEL_METRICS_EXPORTER": "nonsense"})) is None
-    assert len(caplog.records) == 1
+    assert len(said(caplog)) == 1
 
 
 def test_bad_otlp_variables_are_one_line(
@@ -216,7 +216,7 @@ def test_bad_otlp_variables_are_one_line(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "soon")
     assert start(journal.recorder, Settings.from_environ({"OTEL_METRICS_EXPORTER": "otlp"})) is None
-    [record] = caplog.records
+    [record] = said(caplog)
     assert "OTEL_METRICS_EXPORTER=otlp" in record.message
     assert "soon" in record.message
 
@@ -471,7 +471,7 @@ def test_config_file(configured: tuple[Settings, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "words"),
     [
         (None, "not found"),
         ("", "empty"),
@@ -485,7 +485,7 @@ def test_config_file(configured: tuple[Settings, int]) -> None:
     ],
 )
 def test_a_bad_config_file_is_one_line(
-    tmp_path: Path, content: str | None, said: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, content: str | None, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("opentelemetry.configuration")
     path = tmp_path / "otel.yaml"
@@ -493,9 +493,9 @@ def test_a_bad_config_file_is_one_line(
         path.write_text(content)
     journal = Journal(replay=True)
     assert start(journal.recorder, Settings.from_environ({"OTEL_CONFIG_FILE": str(path)})) is None
-    [record] = caplog.records
+    [record] = said(caplog)
     assert record.message.startswith(f"kvcache: nothing is exported: OTEL_CONFIG_FILE={path} ")
-    assert said in record.message
+    assert words in record.message
     assert record.exc_info is None
 
 
@@ -505,6 +505,6 @@ def test_without_the_package_a_config_file_is_one_line(
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.configuration", None)
     settings = Settings.from_environ({"OTEL_CONFIG_FILE": str(tmp_path / "otel.yaml")})
     assert start(Journal(replay=True).recorder, settings) is None
-    [record] = caplog.records
+    [record] = said(caplog)
     assert "OTEL_CONFIG_FILE=" in record.message
     assert "opentelemetry-configuration" in record.message

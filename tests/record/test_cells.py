@@ -141,12 +141,11 @@ def test_histogram_is_read_at_one_moment_while_threads_record(histogram: Histogr
 
 # ------------------------------------------------------------------------------ the same, from the bytecode
 
-# Where CPython looks at its "eval breaker", which is where the GIL changes hands, signal handlers run and, from 3.12
-# on, the garbage collector does. The sources: `CHECK_EVAL_BREAKER()` in Python/ceval.c of 3.11, in Python/bytecodes.c of
+# Where CPython looks at its "eval breaker": there the GIL changes hands, signal handlers run and, from 3.12 on, the
+# garbage collector does. The sources: `CHECK_EVAL_BREAKER()` in Python/ceval.c of 3.11 and in Python/bytecodes.c of
 # 3.12; `_CHECK_PERIODIC` there in 3.13, from which the flag HAS_EVAL_BREAK_FLAG in
 # Include/internal/pycore_opcode_metadata.h is made. Specialised forms (CALL_BUILTIN_O, ...) fall under their family's
-# name, because `dis` shows that one. Instrumented forms take the place of the others under a debugger or a profiler;
-# no program can be exact then.
+# name, because `dis` shows that one. A debugger or profiler that traces single opcodes can come in anywhere.
 SWITCH_POINTS = {
     "CALL",
     "CALL_FUNCTION_EX",

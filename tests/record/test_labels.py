@@ -1,4 +1,4 @@
-"""Closed label sets stay closed, open ones stay harmless, and a hostile source of values fills neither log nor memory."""
+"""Closed label sets stay closed, open ones harmless, and hostile values fill neither the log nor the memory."""
 
 from __future__ import annotations
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity, Rank
-from kvcache_otel.record.cells import Level
 from kvcache_otel.record.recorder import Attributes, Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from kvcache_otel.record.cells import Level
     from kvcache_otel.spec import MetricSpec
 
 LOGGER = "kvcache_otel.record.recorder"
@@ -249,7 +254,7 @@ def test_observed_none_is_no_row_and_no_error(recorder: Recorder, pools: dict[st
     assert telemetry_errors(recorder) == 0
 
 
-class Unspeakable(Exception):
+class UnspeakableError(Exception):
     """An exception that cannot even be shown."""
 
     def __str__(self) -> str:
@@ -260,7 +265,7 @@ class Unspeakable(Exception):
 
 @pytest.mark.parametrize(
     "size",
-    [NotImplementedError("no size here"), SystemExit(3), RecursionError(), Unspeakable(), "many", [1], object()],
+    [NotImplementedError("no size here"), SystemExit(3), RecursionError(), UnspeakableError(), "many", [1], object()],
     ids=lambda size: type(size).__name__,
 )
 def test_one_pool_that_cannot_tell_its_size_costs_its_own_row(
@@ -457,14 +462,33 @@ def test_reset_starts_every_kind_of_series_from_nothing() -> None:
     assert (sum(counts), total) == (0, 0.0)
 
 
+@contextmanager
+def held_by_another_thread(lock: Any) -> Generator[None]:
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            release.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    yield
+    release.set()
+    thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_child_counts_one_and_the_parent_ten(recorder: Recorder) -> None:
     counter = recorder.counter(semconv.EVICTION_TOKENS, EVICTED)
     counter.add(10)
     read, write = os.pipe()
-    with recorder._lock:  # As if another thread of the parent held it: the child must not wait for it.
+    with held_by_another_thread(recorder._lock):  # Which the child does not have: it must not wait for it.
         pid = os.fork()
         if pid == 0:
             try:
+                signal.alarm(10)
                 recorder.reset()
                 counter.add(1)
                 found = rows(recorder, semconv.EVICTION_TOKENS, TIER)

@@ -87,12 +87,6 @@ class OtlpReceiver:
                 self._rows.extend(_rows(recorded))
             return list(self._rows)
 
-    def forget(self) -> None:
-        """Forgets what has arrived so far, so that one receiver can serve several tests."""
-        self.metrics()
-        with self._lock:
-            self._rows.clear()
-
     def find(self, name: str, attributes: Mapping[str, object] | None = None) -> list[Row]:
         """Returns the points of one metric that have at least these attributes, oldest first."""
         wanted = (attributes or {}).items()

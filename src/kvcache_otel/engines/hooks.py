@@ -8,6 +8,7 @@ let through: they are how a signal handler of the engine's ends its process, whe
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.post_import import PostImport
@@ -71,12 +72,10 @@ class HookPoint:
             many failures, or ``detached``.
         why: Why it is not attached, in words.
         errors: Exceptions of ours that were caught here.
-        in_a_row: How many of them came one after the other, until now.
-        live: Whether the body is called.
-        body: What reads the fact.
+        body: What reads the fact; None while nothing is to be read.
     """
 
-    __slots__ = ("_original", "_owner", "_wrapper", "body", "errors", "hook", "in_a_row", "live", "state", "why")
+    __slots__ = ("_in_a_row", "_original", "_owner", "_resolve", "_wrapper", "body", "errors", "hook", "state", "why")
 
     def __init__(self, hook: Hook, resolve: Callable[[str], Callable[..., Any]]) -> None:
         """Args:
@@ -87,17 +86,12 @@ class HookPoint:
         self.state: State = "waiting"
         self.why = f"{hook.module} has not been imported"
         self.errors = 0
-        self.live = False
-        self.in_a_row = 0
+        self.body: Callable[..., Any] | None = None
+        self._resolve = resolve
+        self._in_a_row = 0
         self._owner: Any = None
         self._original: Any = None
         self._wrapper: Any = None
-
-        def first_call(*args: Any, **kwargs: Any) -> Any:
-            self.body = resolve(hook.body)
-            return self.body(*args, **kwargs)
-
-        self.body: Callable[..., Any] = first_call
 
     def attach(self, module: ModuleType) -> None:
         """Puts the hook around the function, or says why it cannot."""
@@ -111,31 +105,32 @@ class HookPoint:
         *parents, name = self.hook.path.split(".")
         for parent in parents:
             owner = getattr(owner, parent, None)
-        function = getattr(owner, name, None)
+        function: Any = getattr(owner, name, None)
         if not callable(function):
             self.state, self.why = "missing", f"{module.__name__} has no {self.hook.path}"
             return
         bind: Callable[[Any], Any] | None = None
         if isinstance(owner, type):
             # Called through an instance, the wrapper must be given what the function was given, and nothing more.
-            defined = next(vars(base)[name] for base in owner.__mro__ if name in vars(base))
-            if isinstance(defined, classmethod):
+            defined: Any = next(vars(base)[name] for base in owner.__mro__ if name in vars(base))
+            kind: Any = defined.__class__
+            if issubclass(kind, classmethod):
                 function, bind = defined.__func__, classmethod
-            elif isinstance(defined, staticmethod) or not hasattr(defined, "__get__"):
+            elif issubclass(kind, staticmethod) or not hasattr(kind, "__get__"):
                 bind = staticmethod
         wrapper = _WRAP[self.hook.moment](self, function)
         self._original = vars(owner).get(name)  # None where it is inherited: then detaching removes ours.
         self._owner, self._wrapper = owner, wrapper if bind is None else bind(wrapper)
         setattr(owner, name, self._wrapper)
-        self.live = True
+        self.body = self._careful
         self.state, self.why = "attached", ""
 
     def detach(self) -> None:
         """Gives the engine its own function back; where somebody wrapped ours, leaves a wrapper that does nothing."""
-        self.live = False
+        self.body = None
         if self._wrapper is not None:
             name = self.hook.path.rpartition(".")[2]
-            if vars(self._owner).get(name) is self._wrapper:
+            if self._owner.__dict__.get(name) is self._wrapper:
                 if self._original is None:
                     delattr(self._owner, name)
                 else:
@@ -143,16 +138,27 @@ class HookPoint:
         self.state, self.why = "detached", "detached"
         self._owner = self._original = self._wrapper = None
 
+    def _careful(self, *args: Any, **kwargs: Any) -> Any:
+        """The body's stand-in at the first call, and after a failure until it succeeds: the hot path need not ask."""
+        reader = self._resolve(self.hook.body)
+        result = reader(*args, **kwargs)
+        self._in_a_row = 0
+        if self.body is not None:  # Nobody detached it meanwhile.
+            self.body = reader
+        return result
+
     def failed(self, error: Exception) -> None:
         """Counts a failure of ours; says the first; steps aside after a few in a row."""
         self.errors += 1
-        self.in_a_row += 1
-        if self.in_a_row >= STEP_ASIDE_AFTER:
-            self.live = False
+        self._in_a_row += 1
+        if self.body is not None:  # Nobody detached it meanwhile.
+            self.body = self._careful
+        if self._in_a_row >= STEP_ASIDE_AFTER and self.body is not None:
+            self.body = None
             self.state = "aside"
-            self.why = f"stepped aside after {self.in_a_row} failures in a row, last: {_words(error)}"
+            self.why = f"stepped aside after {self._in_a_row} failures in a row, last: {_words(error)}"
         if self.errors == 1:
-            try:
+            with suppress(Exception):  # A handler of somebody's that raises must not hurt the engine either.
                 _logger.warning(
                     "kvcache: the hook %s failed and was skipped: %s. The engine is not affected; the hook steps aside "
                     "after %d failures in a row (kvcache.telemetry.errors counts them)",
@@ -161,18 +167,15 @@ class HookPoint:
                     STEP_ASIDE_AFTER,
                     exc_info=_logger.isEnabledFor(logging.DEBUG),
                 )
-            except Exception:  # A handler of somebody's that raises must not hurt the engine either.
-                pass
 
 
 def _after(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
     def hooked(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if point.live:
+        body = point.body
+        if body is not None:
             try:
-                point.body(result, *args, **kwargs)
-                if point.in_a_row:
-                    point.in_a_row = 0
+                body(result, *args, **kwargs)
             except Exception as error:
                 point.failed(error)
         return result
@@ -182,11 +185,10 @@ def _after(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]
 
 def _before(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        if point.live:
+        body = point.body
+        if body is not None:
             try:
-                point.body(*args, **kwargs)
-                if point.in_a_row:
-                    point.in_a_row = 0
+                body(*args, **kwargs)
             except Exception as error:
                 point.failed(error)
         return function(*args, **kwargs)
@@ -196,13 +198,12 @@ def _before(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any
 
 def _arguments(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        if point.live:
+        body = point.body
+        if body is not None:
             try:
-                replaced = point.body(*args, **kwargs)
+                replaced = body(*args, **kwargs)
                 if replaced is not None:
                     args, kwargs = replaced, {}
-                if point.in_a_row:
-                    point.in_a_row = 0
             except Exception as error:
                 point.failed(error)
         return function(*args, **kwargs)

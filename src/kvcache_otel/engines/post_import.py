@@ -7,7 +7,6 @@ all of ours may take 1 ms.
 from __future__ import annotations
 
 import sys
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ class PostImport:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Callback]] = {}
-        self._finding: set[tuple[int, str]] = set()
+        self._finding: set[str] = set()
 
     def when_imported(self, name: str, callback: Callback) -> None:
         """Calls `callback` with the module, now if it is there already, else right after it was executed.
@@ -53,14 +52,13 @@ class PostImport:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Finds a watched module through the other finders and puts the watch around its loader."""
-        finding = (get_ident(), name)  # Of this thread: while one looks for a module, another may import it.
-        if name not in self._waiting or finding in self._finding:
+        if name not in self._waiting or name in self._finding:
             return None
-        self._finding.add(finding)
+        self._finding.add(name)
         try:
             spec = _find(self, name, path, target)
         finally:
-            self._finding.discard(finding)
+            self._finding.discard(name)
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = _Watch(spec.loader, self)  # type: ignore[assignment] # A loader by delegation.
         return spec
@@ -106,7 +104,7 @@ def _find(skip: PostImport, name: str, path: Sequence[str] | None, target: Modul
 def _watch_running(module: ModuleType, watcher: PostImport) -> None:
     """Watches an import that has begun without us: importlib clears a flag in the module's spec when it is done."""
     spec: Any = module.__spec__
-    kind: Any = type(spec)
+    kind: Any = spec.__class__
 
     def cleared(spec: Any, flag: bool) -> None:
         spec.__class__ = kind
@@ -114,8 +112,10 @@ def _watch_running(module: ModuleType, watcher: PostImport) -> None:
         if spec.name in sys.modules:  # Else the import has failed.
             watcher.executed(module)
 
-    flag = property(lambda spec: vars(spec).get("_initializing", False), cleared)
-    spec.__class__ = type(kind.__name__, (kind,), {"_initializing": flag})
+    def read(spec: Any) -> Any:
+        return spec.__dict__.get("_initializing", False)
+
+    spec.__class__ = type(kind.__name__, (kind,), {"_initializing": property(read, cleared)})
     if not spec._initializing:  # It was done meanwhile, on another thread.
         cleared(spec, False)
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable, Sequence
 
 _INFINITY = float("inf")
+
+# Batches of samples that wait for a reader, at the most; a reader comes every few seconds.
+BATCHES = 4096
 
 # The function is CPython's own name for it, from 3.13 on.
 EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -59,7 +62,7 @@ class Histogram:
         sum: Sum of the samples, in the metric's unit.
     """
 
-    __slots__ = ("_refuse", "bounds", "counts", "sum")
+    __slots__ = ("_batches", "_refuse", "bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float], refuse: Callable[[float], None]) -> None:
         """Args:
@@ -70,6 +73,7 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum: float = 0.0
         self._refuse = refuse
+        self._batches: deque[Sequence[float]] = deque()
 
     def record(self, sample: float) -> None:
         """Records a finite sample of at least 0."""
@@ -80,12 +84,35 @@ class Histogram:
         else:
             self._refuse(sample)
 
+    def extend(self, samples: Sequence[float]) -> None:
+        """Records the samples that an engine has gathered itself. They are sorted into buckets when somebody reads.
+
+        Args:
+            samples: As in `record`; copied, since an engine may go on using its list.
+        """
+        self._batches.append(tuple(samples))
+        if len(self._batches) > BATCHES:  # Nobody reads.
+            self._sort()
+
+    def _sort(self) -> None:
+        batches = self._batches
+        while batches:
+            try:
+                batch = batches.popleft()
+            except IndexError:  # Another thread took the last one.
+                return
+            for sample in batch:
+                self.record(sample)
+
     def read(self) -> tuple[list[int], float]:
         """Returns the bucket counts and the sum, taken at one moment."""
+        if self._batches:
+            self._sort()
         return [*self.counts], self.sum  # Not copy(): a call would let a writer in between the two.
 
     def reset(self) -> None:
         """Starts again from no samples, in a forked child."""
+        self._batches.clear()
         self.counts = [0] * len(self.counts)
         self.sum = 0.0
 
@@ -118,6 +145,11 @@ class ReplayedHistogram(Histogram):
         self.attributes = attributes
         self._queue = queue
         self._dropped = dropped
+
+    def extend(self, samples: Sequence[float]) -> None:
+        """Records and queues samples, at once: whoever waits for them does not ask this cell."""
+        for sample in samples:
+            self.record(sample)
 
     def record(self, sample: float) -> None:
         """Records a finite sample of at least 0 and queues it."""
@@ -197,6 +229,9 @@ class DiscardedHistogram(Histogram):
 
     def record(self, sample: float) -> None:
         self._dropped.add(1)
+
+    def extend(self, samples: Sequence[float]) -> None:
+        self._dropped.add(len(samples))
 
 
 class DiscardedLevel(Level):

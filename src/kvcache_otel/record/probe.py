@@ -200,8 +200,12 @@ class Lookups:
 
     def answered(self, queries: int, hits: int) -> None:
         """Tells of lookups that were answered, as an engine sums them: how many, and how many found their block."""
-        self.hits.add(hits)
-        self.misses.add(queries - hits)
+        if 0 <= hits <= queries:
+            self.hits.value += hits
+            self.misses.value += queries - hits
+        else:  # Let the cells say what is wrong with it.
+            self.hits.add(hits)
+            self.misses.add(queries - hits)
 
 
 class RequestLookups:
@@ -322,7 +326,7 @@ class Pool:
         self.evictable = probe.level(semconv.USAGE, {**labels, state: State.EVICTABLE})
         self.free = probe.level(semconv.USAGE, {**labels, state: State.FREE})
 
-    def settle(self, *, limit: int, free: int, evictable: int | None = None) -> None:
+    def settle(self, limit: int, free: int, evictable: int | None = None) -> None:
         """Tells what the pool holds now; what is neither free nor evictable is used.
 
         Where that leaves less than nothing, used is 0 and one accounting error is counted for as long as it lasts; so

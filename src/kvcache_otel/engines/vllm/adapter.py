@@ -11,6 +11,9 @@ from kvcache_otel.engines.vllm.worker import DirectionRows
 from kvcache_otel.identity import Identity, Rank
 from kvcache_otel.semconv import Engine, Tier
 
+# The attribute under which a vLLM object carries its rows. Looked up in place: a call more would be felt in a step.
+ROWS = "_kvcache_otel"
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -34,7 +37,7 @@ class VllmAdapter:
 
     def manager_built(self, manager: Any, spec: Any) -> None:
         """`get_manager`: builds the manager at the first call, returns the same one ever after."""
-        if _rows(manager) is not None:
+        if getattr(manager, ROWS, None) is not None:
             return
         identity = config.scheduler_identity(spec)
         probe = self._probe(identity, identity.rank.dp)
@@ -50,7 +53,7 @@ class VllmAdapter:
 
     def worker_built(self, worker: Any, spec: Any, *_: Any, **__: Any) -> None:
         """`create_worker`: a rank's two directions exist from now on."""
-        if _rows(worker._store_handler) is not None:
+        if getattr(worker._store_handler, ROWS, None) is not None:
             return
         probe = self._probe(config.worker_identity(spec), config.local_rank(spec))
         worker._store_handler._kvcache_otel = DirectionRows(probe, store=True)
@@ -75,7 +78,7 @@ class VllmAdapter:
 
     def host_stats_taken(self, stats: Any, manager: Any) -> None:
         """`CPUOffloadingManager.get_stats`: once per step, whether vLLM logs statistics or not."""
-        rows: HostRows | None = _rows(manager)
+        rows: HostRows | None = getattr(manager, ROWS, None)
         if rows is not None:
             rows.settle(manager)
             if stats is not None:
@@ -83,7 +86,7 @@ class VllmAdapter:
 
     def tiering_stats_taken(self, stats: Any, manager: Any) -> None:
         """`TieringOffloadingManager.get_stats`: what every tier summed since the last time."""
-        rows: TieringRows | None = _rows(manager)
+        rows: TieringRows | None = getattr(manager, ROWS, None)
         if rows is not None and stats is not None:
             rows.take(stats.data["data"])
 
@@ -95,7 +98,7 @@ class VllmAdapter:
 
     def step_done(self, _: Any, scheduler: Any, *__: Any, **___: Any) -> None:
         """`Scheduler.update_from_output`: the end of a step."""
-        rows: DeviceRows | None = _rows(scheduler)
+        rows: DeviceRows | None = getattr(scheduler, ROWS, None)
         if rows is not None:
             rows.settle()
 
@@ -104,56 +107,56 @@ class VllmAdapter:
     def host_store_prepared(self, output: Any, manager: Any, *_: Any, **__: Any) -> None:
         """`prepare_store`, for stores and promotions alike: room was made, or None where there is none."""
         if output is not None and output.evicted_keys:
-            rows: HostRows | None = _rows(manager)
+            rows: HostRows | None = getattr(manager, ROWS, None)
             if rows is not None:
                 rows.evicted(len(output.evicted_keys))
 
     def job_finished(self, _: None, tracker: Any, job_metadata: Any, result: Any) -> None:
         """`on_job_finished`: one transfer between the host tier and a secondary one has ended."""
-        rows: TieringRows | None = _rows(tracker)
+        rows: TieringRows | None = getattr(tracker, ROWS, None)
         if rows is not None:
             tier = rows.tiers[job_metadata.tier_idx]
             tier.finished(job_metadata.transfer_job, result)
 
     def load_enqueued(self, pool: Any, job_id: int, n_tasks: int, tasks: Tasks) -> tuple[Any, ...] | None:
         """`enqueue_load`: a read begins to wait for a thread."""
-        rows: QueueRows | None = _rows(pool)
+        rows: QueueRows | None = getattr(pool, ROWS, None)
         return None if rows is None else (pool, job_id, n_tasks, watch_first(tasks, rows.loads))
 
     def store_enqueued(self, pool: Any, job_id: int, n_tasks: int, tasks: Tasks) -> tuple[Any, ...] | None:
         """`enqueue_store`: a write begins to wait for a thread."""
-        rows: QueueRows | None = _rows(pool)
+        rows: QueueRows | None = getattr(pool, ROWS, None)
         return None if rows is None else (pool, job_id, n_tasks, watch_first(tasks, rows.stores))
 
     def transfer_submitted(self, submitted: bool, handler: Any, *_: Any, **__: Any) -> None:
         """`transfer_async`: a copy is on its stream."""
-        rows: DirectionRows | None = _rows(handler)
+        rows: DirectionRows | None = getattr(handler, ROWS, None)
         if rows is not None and submitted:
             rows.submitted()
 
     def transfers_finished(self, results: list[Any], handler: Any) -> None:
         """`get_finished`: the copies whose end events were done."""
         if results:
-            rows: DirectionRows | None = _rows(handler)
+            rows: DirectionRows | None = getattr(handler, ROWS, None)
             if rows is not None:
                 rows.finished(results)
 
     def transfers_drained(self, _: None, handler: Any) -> None:
         """`shutdown` of one direction."""
-        rows: DirectionRows | None = _rows(handler)
+        rows: DirectionRows | None = getattr(handler, ROWS, None)
         if rows is not None:
             rows.drained()
 
     def request_admitted(self, _: None, manager: Any, request: Any, num_hits: int) -> None:
         """`record_prefix_cache_stats`: called at admission, whether vLLM logs statistics or not."""
-        rows: DeviceRows | None = _rows(manager)
+        rows: DeviceRows | None = getattr(manager, ROWS, None)
         if rows is not None:
             rows.admitted(request, num_hits)
 
     def device_block_evicted(self, evicted: bool, pool: Any, block: Any) -> None:
         """`_maybe_evict_cached_block`, for every block that is handed out; other pools of this class have no rows."""
         if evicted:
-            rows: DeviceRows | None = _rows(pool)
+            rows: DeviceRows | None = getattr(pool, ROWS, None)
             if rows is not None:
                 rows.block_evicted()
 
@@ -171,10 +174,6 @@ class VllmAdapter:
     def worker_stopping(self, *_: Any) -> None:
         """`WorkerProc.shutdown`."""
         self._flush()
-
-
-def _rows(owner: Any) -> Any:
-    return getattr(owner, "_kvcache_otel", None)
 
 
 def _offloading_manager(connector: Any) -> Any:

@@ -36,7 +36,7 @@ class DeviceRows:
         """Takes over what the pool counts. vLLM keeps cached blocks that nobody uses among the free ones."""
         pool = self._block_pool
         blocks = pool.num_gpu_blocks - 1  # One is the null block, which holds nothing.
-        self._pool.settle(limit=blocks * self._tokens, free=pool.get_num_free_blocks() * self._tokens)
+        self._pool.settle(blocks * self._tokens, pool.get_num_free_blocks() * self._tokens)
         self._resident.set(len(pool.cached_block_hash_to_block))
 
     def block_evicted(self) -> None:

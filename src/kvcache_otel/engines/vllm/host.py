@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.vllm import config
@@ -11,14 +12,17 @@ from kvcache_otel.semconv import ErrorType, Reason, Tier, View
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kvcache_otel.record.cells import Histogram
+    from kvcache_otel.record.cells import Histogram, Level
     from kvcache_otel.record.probe import CacheProbe
+
+    Sink = Callable[[Any], None]
 
 # Not a value of the catalogue but of error.type, which is open: some blocks of a promotion arrived, some did not.
 PARTIAL = "partial"
 
 _CONNECTOR = "vllm:kv_offload_"
 _TIERING = "vllm:kv_offload_tiering_"
+_QUERIES, _HITS = f"{_TIERING}chunk_queries", f"{_TIERING}chunk_hits"
 _STORES_SKIPPED = "vllm:kv_offload_stores_skipped"
 
 
@@ -43,10 +47,11 @@ class HostRows:
         pool: The pool that its chunks belong to.
         """
         unit = _unit(manager)
-        self._allocated, self._pending = f"_num_allocated_{unit}", f"_num_write_pending_{unit}"
-        self._evictable = f"_num_evictable_cache_{unit}"
+        self._counts = attrgetter(
+            f"_num_allocated_{unit}", f"_num_write_pending_{unit}", f"_num_evictable_cache_{unit}", "_free_list"
+        )
         self._chunks = chunk_count(manager)
-        self._tokens = tokens
+        self._tokens = tokens or 0
         self._pool = probe.pool(Tier.HOST, pool) if tokens else None
         self._evicted = probe.evictions(Tier.HOST, pool) if tokens else None
         self._resident = probe.resident(Tier.HOST, View.HELD)
@@ -57,19 +62,17 @@ class HostRows:
 
     def settle(self, manager: Any) -> None:
         """Takes over what the manager counts: which chunks are pinned, evictable, free, and which hold something."""
-        occupied: int = getattr(manager, self._allocated) - len(manager._free_list)
+        allocated, pending, evictable, free_list = self._counts(manager)
+        occupied = allocated - len(free_list)
         # A chunk still being written is there for nobody yet, and is not published either.
-        self._resident.set(occupied - getattr(manager, self._pending))
-        if self._pool is not None and self._tokens is not None:
-            self._pool.settle(
-                limit=self._chunks * self._tokens,
-                free=(self._chunks - occupied) * self._tokens,
-                evictable=getattr(manager, self._evictable) * self._tokens,
-            )
+        self._resident.set(occupied - pending)
+        if self._pool is not None:
+            tokens, chunks = self._tokens, self._chunks
+            self._pool.settle(chunks * tokens, (chunks - occupied) * tokens, evictable * tokens)
 
     def evicted(self, chunks: int) -> None:
         """Counts chunks that made room for others."""
-        if self._evicted is not None and self._tokens is not None:
+        if self._evicted is not None:
             self._evicted.add(chunks * self._tokens)
 
     def take(self, values: dict[str, Any]) -> None:
@@ -91,7 +94,8 @@ class SecondaryRows:
         self.lookups = probe.lookups(kind, name)
         self.promotion = probe.route(kind, Tier.HOST, name=name, timing=timing)
         self.cascade = probe.route(Tier.HOST, kind, name=name, timing=timing)
-        self.promotion_pins, self.cascade_pins = self.promotion.pins(), self.cascade.pins()
+        self.promotion.pins()
+        self.cascade.pins()
         self.failed_promotion = self.promotion.failures(ErrorType.OTHER)
         self.partial_promotion = self.promotion.failures(PARTIAL)
         self.failed_cascade = self.cascade.failures(ErrorType.OTHER)
@@ -158,42 +162,43 @@ class TieringRows:
             SecondaryRows(probe, tier, tracker.tier_label(index)[0])
             for index, tier in enumerate(manager.secondary_tiers)
         ]
-        self._by_label = {tracker.tier_label(index): tier for index, tier in enumerate(self.tiers)}
-        self._lookups = {label: tier.lookups for label, tier in self._by_label.items()}
-        self._lookups[tracker.primary_tier_label] = probe.lookups(Tier.HOST)
-        self._promotion_refused = probe.allocation_failures(Tier.HOST, Reason.PROMOTION)
-        self._chunks = chunk_count(manager.primary_tier)
+        labels = [tracker.tier_label(index) for index in range(len(self.tiers))]
+        lookups = {tracker.primary_tier_label: probe.lookups(Tier.HOST)}
+        lookups.update((label, tier.lookups) for label, tier in zip(labels, self.tiers, strict=True))
+        self._answered = {label: rows.answered for label, rows in lookups.items()}
+        chunks, refused = chunk_count(manager.primary_tier), probe.allocation_failures(Tier.HOST, Reason.PROMOTION)
+
+        def pins(level: Level) -> Callable[[float], None]:
+            return lambda share: level.set(round(share * chunks))
+
+        def by_tier(sink: Callable[[SecondaryRows], Sink]) -> dict[Any, Sink]:
+            return {label: sink(tier) for label, tier in zip(labels, self.tiers, strict=True)}
+
+        # What vLLM says, by its name and its labels, and where it goes.
+        sinks: dict[str, dict[Any, Sink]] = {
+            "lookup_sync_delay_seconds": {label: rows.blocked.extend for label, rows in lookups.items()},
+            "lookup_async_delay_seconds": {label: rows.deferred.extend for label, rows in lookups.items()},
+            "read_bytes": by_tier(lambda tier: tier.promotion.moved.add),
+            "write_bytes": by_tier(lambda tier: tier.cascade.moved.add),
+            "active_promotion_jobs": by_tier(lambda tier: tier.promotion.active.set),
+            "active_cascade_jobs": by_tier(lambda tier: tier.cascade.active.set),
+            "primary_write_usage_perc": by_tier(lambda tier: pins(tier.promotion.pins())),
+            "primary_read_usage_perc": by_tier(lambda tier: pins(tier.cascade.pins())),
+            "backpressure_blocks_dropped": by_tier(lambda tier: tier.refused.add),
+            "promotion_allocation_failures": {(): refused.add},
+        }
+        self._sinks = tuple((_TIERING + name, by_label) for name, by_label in sinks.items() if by_label)
 
     def take(self, values: dict[str, Any]) -> None:
         """Takes over what one `get_stats` of the manager returned: ``{metric: {labels: value or samples}}``."""
-        self._take_lookups(values)
-        for label, gained in _of(values, "read_bytes"):
-            self._by_label[label].promotion.moved.add(gained)
-        for label, gained in _of(values, "write_bytes"):
-            self._by_label[label].cascade.moved.add(gained)
-        for label, jobs in _of(values, "active_promotion_jobs"):
-            self._by_label[label].promotion.active.set(jobs)
-        for label, jobs in _of(values, "active_cascade_jobs"):
-            self._by_label[label].cascade.active.set(jobs)
-        for label, share in _of(values, "primary_write_usage_perc"):
-            self._by_label[label].promotion_pins.set(round(share * self._chunks))
-        for label, share in _of(values, "primary_read_usage_perc"):
-            self._by_label[label].cascade_pins.set(round(share * self._chunks))
-        for label, blocks in _of(values, "backpressure_blocks_dropped"):
-            self._by_label[label].refused.add(blocks)
-        for _, failures in _of(values, "promotion_allocation_failures"):
-            self._promotion_refused.add(failures)
-
-    def _take_lookups(self, values: dict[str, Any]) -> None:
-        hits = values.get(f"{_TIERING}chunk_hits", {})
-        for label, queries in _of(values, "chunk_queries"):
-            self._lookups[label].answered(queries, hits.get(label, 0))
-        for label, samples in _of(values, "lookup_sync_delay_seconds"):
-            for sample in samples:
-                self._lookups[label].blocked.record(sample)
-        for label, samples in _of(values, "lookup_async_delay_seconds"):
-            for sample in samples:
-                self._lookups[label].deferred.record(sample)
+        for name, sinks in self._sinks:
+            if name in values:
+                for label, value in values[name].items():
+                    sinks[label](value)
+        if _QUERIES in values:
+            hits = values.get(_HITS, {})
+            for label, queries in values[_QUERIES].items():
+                self._answered[label](queries, hits.get(label, 0))
 
 
 class ConnectorRows:
@@ -204,17 +209,16 @@ class ConnectorRows:
         probe: The process's probe.
         """
         self.probe = probe
-        self._requests = probe.request_lookups()
-        self._store_refused = probe.allocation_failures(Tier.HOST, Reason.STORE)
+        requests, refused = probe.request_lookups(), probe.allocation_failures(Tier.HOST, Reason.STORE)
+        self._sinks: tuple[tuple[str, Sink], ...] = (
+            (f"{_CONNECTOR}lookup_sync_delay_seconds", requests.blocked.extend),
+            (f"{_CONNECTOR}lookup_async_delay_seconds", requests.deferred.extend),
+            (f"{_CONNECTOR}allocation_failure", refused.add),
+        )
 
     def take(self, values: dict[str, Any]) -> None:
         """Takes over the connector's own part of what one `get_stats` returned; the managers' part was taken there."""
-        for sample in values.get(f"{_CONNECTOR}lookup_sync_delay_seconds", {}).get((), ()):
-            self._requests.blocked.record(sample)
-        for sample in values.get(f"{_CONNECTOR}lookup_async_delay_seconds", {}).get((), ()):
-            self._requests.deferred.record(sample)
-        self._store_refused.add(values.get(f"{_CONNECTOR}allocation_failure", {}).get((), 0))
-
-
-def _of(values: dict[str, Any], name: str) -> Iterable[tuple[Any, Any]]:
-    return values.get(_TIERING + name, {}).items()
+        for name, sink in self._sinks:
+            if name in values:
+                for value in values[name].values():
+                    sink(value)

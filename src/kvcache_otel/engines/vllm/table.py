@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from kvcache_otel.engines.hooks import Hook
 
-# Versions read by eye and by `tests/engines/vllm`: everything is there from the first of FULL on.
+NAME = "vLLM"
+
+# Versions read by eye and by `tests/engines/vllm`: every hook is there from the first of FULL on.
 SUPPORTED = ("0.28", "0.33")
 FULL = ("0.31", "0.33")
+
+# How vLLM finds us: the group and the name of our entry point, and the variable that can forbid it.
+PLUGIN_GROUP = "vllm.general_plugins"
+PLUGIN_NAME = "kvcache_otel"
+PLUGIN_ALLOW_LIST = "VLLM_PLUGINS"
+
+# What keeps it quiet while `doctor` imports it.
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}
 
 _OFFLOAD = "vllm.v1.kv_offload"
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
@@ -150,4 +160,22 @@ HOOKS: tuple[Hook, ...] = (
         fact="the last export interval of a worker process that shuts down",
         moment="before",
     ),
+)
+
+# What no hook can tell, for `doctor` to print: in words, and the version before which it is so, empty for all of them.
+LIMITS: tuple[tuple[str, str], ...] = (
+    (
+        "evictable blocks of the device tier: vLLM counts cached blocks that no request uses among the free ones, so "
+        "kvcache.usage has no row with tier=device and state=evictable",
+        "",
+    ),
+    ("how long a transfer waits in a queue, except to and from the fs tier", ""),
+    ("how long an eviction takes", ""),
+    (
+        "tokens of the host tier where groups of layers have blocks of different sizes: its usage and evictions have "
+        "no rows then, its resident blocks do",
+        "",
+    ),
+    ("which tier below the device served a prompt: before 0.32 vLLM does not say, so it is tier=unknown", "0.32"),
+    ("stores that a slow secondary tier refuses: there is no back-pressure before 0.31", "0.31"),
 )

@@ -1,0 +1,199 @@
+"""What recording one fact costs, beside OpenTelemetry's own instruments and prometheus_client, in the same run.
+
+    python benchmarks/hot_path.py [--quick]
+
+Exit status 1 where recording is not as much cheaper as `REQUIRED` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import sys
+import timeit
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
+from prometheus_client import Counter as PrometheusCounter
+from prometheus_client import Histogram as PrometheusHistogram
+
+from kvcache_otel import semconv
+from kvcache_otel.identity import Identity, Rank
+from kvcache_otel.record.probe import CacheProbe
+from kvcache_otel.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+BYTES = 4_194_304
+SECONDS = 0.003
+
+
+class Subject(NamedTuple):
+    """One way to record a fact.
+
+    Attributes:
+        name: What it is called in the table.
+        statement: The Python statement that is timed.
+    """
+
+    name: str
+    statement: str
+
+
+class Comparison(NamedTuple):
+    """Two subjects, and by how much the first must be cheaper.
+
+    Attributes:
+        ours: Name of our subject.
+        theirs: Name of the peer's.
+        required: The least ratio of their cost to ours; None where it is printed only.
+    """
+
+    ours: str
+    theirs: str
+    required: float | None
+
+
+COUNTER = "counter: Counter.add"
+HISTOGRAM = "histogram: Histogram.record"
+LEVEL = "gauge: Level.set"
+TRANSFER = "transfer: moved, duration, finished"
+OTEL_COUNTER = "OpenTelemetry Counter.add"
+OTEL_HISTOGRAM = "OpenTelemetry Histogram.record"
+OTEL_TRANSFER = "OpenTelemetry add, record, add"
+PROMETHEUS_LABELS = "prometheus_client labels().inc"
+PROMETHEUS_CHILD = "prometheus_client child.inc"
+PROMETHEUS_OBSERVE = "prometheus_client child.observe"
+
+SUBJECTS = (
+    Subject(COUNTER, f"moved({BYTES})"),
+    Subject(HISTOGRAM, f"duration({SECONDS})"),
+    Subject(LEVEL, "level(7)"),
+    Subject(TRANSFER, f"transfer.moved.add({BYTES}); transfer.duration.record({SECONDS}); transfer.finished.add()"),
+    Subject(OTEL_COUNTER, f"otel_add({BYTES}, attributes)"),
+    Subject(OTEL_HISTOGRAM, f"otel_record({SECONDS}, attributes)"),
+    Subject(
+        OTEL_TRANSFER,
+        f"otel_add({BYTES}, attributes); otel_record({SECONDS}, attributes); otel_finished(1, of_operations)",
+    ),
+    Subject(PROMETHEUS_LABELS, f"prometheus.labels(*values).inc({BYTES})"),
+    Subject(PROMETHEUS_CHILD, f"child_inc({BYTES})"),
+    Subject(PROMETHEUS_OBSERVE, f"child_observe({SECONDS})"),
+)
+
+REQUIRED = (
+    Comparison(COUNTER, OTEL_COUNTER, 20),
+    Comparison(COUNTER, PROMETHEUS_LABELS, 10),
+    Comparison(COUNTER, PROMETHEUS_CHILD, None),
+    Comparison(HISTOGRAM, OTEL_HISTOGRAM, 20),
+    Comparison(HISTOGRAM, PROMETHEUS_OBSERVE, None),
+    Comparison(TRANSFER, OTEL_TRANSFER, None),
+)
+
+
+class Scene:
+    """A route from host to disk, recorded in three ways, with the same attributes everywhere."""
+
+    def __init__(self) -> None:
+        identity = Identity("vllm", "OffloadingConnector", Rank(tp=1))
+        self.recorder = Recorder(identity)
+        self.route = CacheProbe(self.recorder, identity).route("host", "disk", name="1:fs", timing="engine_report")
+        (moved,) = self.recorder.points(semconv.TRANSFER_IO)
+        (finished,) = self.recorder.points(semconv.TRANSFER_OPERATIONS)
+        self.attributes = moved.attributes
+        self.of_operations = finished.attributes
+
+        self.provider = MeterProvider([InMemoryMetricReader()])
+        meter = self.provider.get_meter("benchmark")
+        self.otel_counter = meter.create_counter("io")
+        self.otel_finished = meter.create_counter("operations")
+        self.otel_histogram = meter.create_histogram(
+            "duration", explicit_bucket_boundaries_advisory=semconv.DURATION_BOUNDS
+        )
+
+        names = [key.replace(".", "_") for key in self.attributes]
+        self.values = [str(value) for value in self.attributes.values()]
+        registry = CollectorRegistry()
+        self.prometheus = PrometheusCounter("io", "Bytes moved.", names, registry=registry)
+        self.observed = PrometheusHistogram(
+            "duration", "Transfers.", names, registry=registry, buckets=semconv.DURATION_BOUNDS
+        )
+
+    def names(self) -> dict[str, Any]:
+        """Returns what the statements may use: bound methods, as an adapter keeps them."""
+        return {
+            "moved": self.route.moved.add,
+            "duration": self.route.duration.record,
+            "level": self.route.active.set,
+            "transfer": self.route,
+            "otel_add": self.otel_counter.add,
+            "otel_record": self.otel_histogram.record,
+            "otel_finished": self.otel_finished.add,
+            "attributes": self.attributes,
+            "of_operations": self.of_operations,
+            "prometheus": self.prometheus,
+            "values": self.values,
+            "child_inc": self.prometheus.labels(*self.values).inc,
+            "child_observe": self.observed.labels(*self.values).observe,
+        }
+
+
+def measure(rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Returns nanoseconds per call by subject, one figure a round.
+
+    In a round every subject has its turn, so that what slows the machine down for a while slows all of them. The loop
+    around the call is not taken off; it weighs most on the cheapest, which is ours.
+
+    Args:
+        rounds: How often every subject has its turn.
+        seconds: About how long a turn takes.
+    """
+    names = Scene().names()
+    timers = {subject.name: timeit.Timer(subject.statement, globals=names) for subject in SUBJECTS}
+    calls = {name: max(1, round(1_000 * seconds / timer.timeit(1_000))) for name, timer in timers.items()}
+    costs: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            costs[name].append(timer.timeit(calls[name]) / calls[name] * 1e9)
+    return costs
+
+
+def ratio(costs: Mapping[str, Sequence[float]], comparison: Comparison) -> float:
+    """Returns the median over the rounds of their cost divided by ours in the same round."""
+    pairs = zip(costs[comparison.theirs], costs[comparison.ours], strict=True)
+    return statistics.median(theirs / ours for theirs, ours in pairs)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the figures; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a few seconds instead of half a minute")
+    quick = parser.parse_args(arguments).quick
+    costs = measure(rounds=15, seconds=0.02) if quick else measure(rounds=51, seconds=0.05)
+
+    versions = [f"{name} {version(name)}" for name in ("opentelemetry-sdk", "prometheus_client")]
+    print(", ".join([f"Python {platform.python_version()}", *versions]))
+    print(f"{len(Scene().attributes)} attributes\n\n{'one call':<38} {'ns':>8}")
+    for subject in SUBJECTS:
+        print(f"{subject.name:<38} {statistics.median(costs[subject.name]):>8.0f}")
+
+    print(f"\n{'ours':<38} {'beside':<34} {'cheaper':>8} {'at least':>9}")
+    missed = 0
+    for comparison in REQUIRED:
+        cheaper = ratio(costs, comparison)
+        least = "" if comparison.required is None else f"{comparison.required:g} x"
+        verdict = ""
+        if comparison.required is not None and cheaper < comparison.required:
+            missed += 1
+            verdict = "  missed"
+        print(f"{comparison.ours:<38} {comparison.theirs:<34} {cheaper:>6.1f} x {least:>9}{verdict}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The command line: what commands there are, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from kvcache_otel.cli import doctor
+from kvcache_otel.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage] # No other name.
+
+# Each has `add_to(commands)`, which adds a parser whose default `run` takes the options and returns the exit status.
+COMMANDS = (doctor,)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: What follows the program's name; None for the process's own.
+
+    Returns:
+        The exit status.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # Whoever read our output has read enough. Python must not complain of it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        print(f"kvcache-otel {options.command}: failed itself: {error!r}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvcache-otel", description="OpenTelemetry metrics for the KV caches of LLM inference engines."
+    )
+    parser.add_argument("--version", action="version", version=f"kvcache-otel {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_to(commands)
+    return parser

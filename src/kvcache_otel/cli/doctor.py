@@ -1,0 +1,95 @@
+"""``kvcache-otel doctor``: says what would be measured in this installation, what would not, and where it would go.
+
+It really imports the engine and really attaches the hooks, in its own process, but exports nothing and opens nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from kvcache_otel.cli import checks
+from kvcache_otel.cli.engine import examine
+from kvcache_otel.cli.report import Report, failure, to_json, to_text
+from kvcache_otel.export.settings import Settings
+from kvcache_otel.instrumentation import ENGINES
+from kvcache_otel.version import __version__
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Generator, Mapping, Sequence
+
+    from kvcache_otel.cli.command import Commands
+
+_PACKAGES = ("opentelemetry-api", "opentelemetry-sdk", "opentelemetry-instrumentation")
+
+
+def add_to(commands: Commands) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what would be measured here, and where it would go",
+        description="Says what would be measured in this installation, what would not, and where it would go. The exit "
+        "status is 0 if something would be measured and exported, else 1.",
+    )
+    parser.add_argument("--engine", choices=sorted(ENGINES), help="the engine to look at, if not every one")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit status."""
+    report = diagnose([options.engine] if options.engine else list(ENGINES), os.environ)
+    print(to_json(report) if options.json else to_text(report))
+    return report.status
+
+
+def diagnose(engines: Sequence[str], environ: Mapping[str, str]) -> Report:
+    """Looks at everything that has a part in it.
+
+    Args:
+        engines: Some of `ENGINES`.
+        environ: The environment that the engine would find.
+    """
+    with _silence():
+        found = [engine for name in engines if (engine := examine(name, environ)) is not None]
+        report = Report(
+            versions={
+                "kvcache-otel": __version__,
+                "python": platform.python_version(),
+                **{name: _version(name) for name in _PACKAGES},
+            },
+            installation=checks.installation(),
+            engines=found,
+            export=checks.export(Settings.from_environ(environ), environ),
+        )
+    if not found:
+        report.installation.append(
+            failure(
+                f"no engine is installed for this Python ({' or '.join(engines)})",
+                "install one, and run the doctor with the Python that runs it",
+            )
+        )
+    return report
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+@contextmanager
+def _silence() -> Generator[None]:
+    """Keeps quiet whatever is imported; what matters of it is in the report."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)

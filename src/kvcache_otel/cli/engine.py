@@ -1,0 +1,164 @@
+"""Looks at one engine: imports it, attaches every hook, and takes them all off again."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import sys
+import time
+import warnings
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel.cli.report import EngineReport, Finding, HookReport, failure, ok, warning
+from kvcache_otel.engines import versions
+from kvcache_otel.engines.hooks import HookSet
+from kvcache_otel.instrumentation import ENGINES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+
+def examine(name: str, environ: Mapping[str, str]) -> EngineReport | None:
+    """Returns what there is to say of an engine; None where it is not installed.
+
+    Args:
+        name: One of `ENGINES`.
+        environ: The environment that the engine would find.
+    """
+    if not _is_installed(name):
+        return None
+    package, adapter = ENGINES[name]
+    table = importlib.import_module(f"{package}.table")
+    with _quiet(table.QUIET):
+        version, why = _import(name, table.NAME)
+        if why:
+            findings = [failure(f"{table.NAME} cannot be imported: {why}", f"repair the installation of {table.NAME}")]
+            return EngineReport(table.NAME, version, "unknown", [], findings, [])
+        hooks = _attach(table, lambda body: getattr(importlib.import_module(f"{package}.adapter"), adapter))
+    return EngineReport(
+        table.NAME,
+        version,
+        versions.support(version, table.SUPPORTED, table.FULL),
+        hooks,
+        [_version(table, version), *_plugin(table, environ), *_hooks(table, hooks)],
+        [words for words, before in table.LIMITS if not before or versions.is_before(version, before)],
+    )
+
+
+# -- importing and attaching -------------------------------------------------------------------------------------------
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # ValueError: it is imported, and not as a module usually is.
+        return name in sys.modules
+
+
+def _import(module: str, name: str) -> tuple[str, str]:
+    """Returns the engine's version, and why it cannot be imported."""
+    print(f"importing {name}, which takes about 10 s ...", file=sys.stderr, flush=True)
+    began = time.monotonic()
+    why = _try_import(module)
+    version = str(getattr(sys.modules.get(module), "__version__", ""))
+    if not why:
+        print(f"{name} {version} was imported in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    return version, why
+
+
+def _attach(table: Any, resolve: Callable[[str], Any]) -> list[HookReport]:
+    failed = {name: why for name in {hook.module for hook in table.HOOKS} if (why := _try_import(name))}
+    hooks = HookSet(table.HOOKS, resolve)
+    hooks.attach()
+    try:
+        return [
+            HookReport(
+                point.hook.name,
+                point.hook.target,
+                point.state == "attached",
+                failed.get(point.hook.module, point.why),
+                point.hook.fact,
+            )
+            for point in hooks.points
+        ]
+    finally:
+        hooks.detach()
+
+
+def _try_import(module: str) -> str:
+    """Returns why a module cannot be imported; empty where it can."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        return f"there is no module {error.name}"
+    except (Exception, SystemExit) as error:
+        return f"importing {module} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet(environ: Mapping[str, str]) -> Generator[None]:
+    """Lets the engine say nothing: its standard output would get into ours."""
+    before = {name: os.environ.get(name) for name in environ}
+    os.environ.update(environ)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+# -- what it means -----------------------------------------------------------------------------------------------------
+
+
+def _version(table: Any, version: str) -> Finding:
+    if problem := versions.warning(table.NAME, version, table.SUPPORTED, table.FULL):
+        return warning(problem)
+    supported = (
+        f"supported are {table.SUPPORTED[0]} to {table.SUPPORTED[1]}; every hook is there from {table.FULL[0]} on"
+    )
+    return ok(f"version {version}: {supported}")
+
+
+def _plugin(table: Any, environ: Mapping[str, str]) -> list[Finding]:
+    """Whether the engine would load us."""
+    group, name, allow_list = table.PLUGIN_GROUP, table.PLUGIN_NAME, table.PLUGIN_ALLOW_LIST
+    findings: list[Finding] = []
+    if any(entry.name == name for entry in entry_points(group=group)):
+        findings.append(ok(f"entry point {name} in {group}: {table.NAME} finds this package"))
+    else:
+        findings.append(
+            failure(
+                f"no entry point {name} in {group}: {table.NAME} does not find this package",
+                "install kvcache-otel with pip into this Python",
+            )
+        )
+    allowed = environ.get(allow_list)
+    if allowed is not None and name not in allowed.split(","):  # Names are compared as they are, blanks included.
+        wanted = ",".join(part.strip() for part in (*allowed.split(","), name) if part.strip())
+        findings.append(
+            failure(
+                f"{allow_list}={allowed} allows only what it names, and {name} is not among it",
+                f"unset it or set {allow_list}={wanted}",
+            )
+        )
+    elif allowed is not None:
+        findings.append(ok(f"{allow_list}={allowed} allows {name}"))
+    return findings
+
+
+def _hooks(table: Any, hooks: list[HookReport]) -> list[Finding]:
+    attached = sum(hook.attached for hook in hooks)
+    text = f"{attached} of {len(hooks)} hooks can be attached"
+    if not attached:
+        return [failure(f"no hook fits this {table.NAME}", f"use {table.NAME} {' to '.join(table.SUPPORTED)}")]
+    return [ok(text) if attached == len(hooks) else warning(text)]

@@ -1,0 +1,221 @@
+"""What the doctor found, as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Literal
+
+    from kvcache_otel.engines.versions import Support
+
+    Level = Literal["ok", "note", "warning", "failure"]
+
+WIDTH = 96
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: ``failure`` where nothing would be measured or exported because of it.
+        text: What was found.
+        remedy: What to do about it, as a command; empty where there is nothing to do.
+    """
+
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+def ok(text: str) -> Finding:
+    """It is as it should be."""
+    return Finding("ok", text)
+
+
+def note(text: str) -> Finding:
+    """It is good to know."""
+    return Finding("note", text)
+
+
+def warning(text: str, remedy: str = "") -> Finding:
+    """It is probably not as it was meant, and something is measured and exported all the same."""
+    return Finding("warning", text, remedy)
+
+
+def failure(text: str, remedy: str = "") -> Finding:
+    """Nothing is measured, or nothing is exported."""
+    return Finding("failure", text, remedy)
+
+
+@dataclass(frozen=True)
+class HookReport:
+    """One hook, after the attempt to attach it.
+
+    Attributes:
+        name: Its short name.
+        target: The engine's function.
+        attached: Whether it is on it.
+        why: Why it is not.
+        fact: What cannot be measured then.
+    """
+
+    name: str
+    target: str
+    attached: bool
+    why: str
+    fact: str
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """One engine that is installed.
+
+    Attributes:
+        name: As it writes itself.
+        version: Its own word; empty where it could not be imported.
+        support: How the version stands to those that are supported.
+        hooks: Every hook.
+        findings: The rest.
+        limits: What cannot be measured here, whatever is attached.
+    """
+
+    name: str
+    version: str
+    support: Support
+    hooks: list[HookReport]
+    findings: list[Finding]
+    limits: list[str]
+
+    @property
+    def title(self) -> str:
+        """Name and version."""
+        return f"{self.name} {self.version}".strip()
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """Where the metrics would go.
+
+    Attributes:
+        variable: The variable that decides, with its value; empty where none does.
+        exporters: The exporters that would be used.
+        destinations: What each of them does, in words.
+        findings: The rest.
+    """
+
+    variable: str
+    exporters: list[str]
+    destinations: list[str]
+    findings: list[Finding]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything.
+
+    Attributes:
+        versions: Of this package, Python and OpenTelemetry.
+        installation: Whether engines find this package, and whether it can count here.
+        engines: Every engine that is installed.
+        export: Where the metrics would go.
+    """
+
+    versions: dict[str, str]
+    engines: list[EngineReport]
+    export: ExportReport
+    installation: list[Finding] = field(default_factory=list[Finding])
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, from the first to be mended to the last."""
+        engines = [finding for engine in self.engines for finding in engine.findings]
+        return [*self.installation, *engines, *self.export.findings]
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0 where something is measured and exported."""
+        return int(any(finding.level == "failure" for finding in self.findings))
+
+    @property
+    def summary(self) -> str:
+        """Whether all is well, or what to do, in one sentence."""
+        failures = [finding for finding in self.findings if finding.level == "failure"]
+        if failures:
+            more = f" ({len(failures)} failures in all, see above)" if len(failures) > 1 else ""
+            remedy = f"; {failures[0].remedy}" if failures[0].remedy else ""
+            return f"Nothing would be measured: {failures[0].text}{remedy}{more}."
+        engines = " and ".join(engine.title for engine in self.engines)
+        destinations = ", and ".join(self.export.destinations)
+        warnings = sum(finding.level == "warning" for finding in self.findings)
+        missing = sum(not hook.attached for engine in self.engines for hook in engine.hooks)
+        reservations = [_number(warnings, "warning")] * bool(warnings) + [_number(missing, "missing hook")] * bool(
+            missing
+        )
+        well = f"It works, with {' and '.join(reservations)} (see above)" if reservations else "All is well"
+        return f"{well}: the KV caches of {engines} would be measured, and exported: {destinations}."
+
+
+def to_json(report: Report) -> str:
+    """Returns the report as JSON."""
+    return json.dumps({**asdict(report), "status": report.status, "summary": report.summary}, indent=2)
+
+
+def to_text(report: Report) -> str:
+    """Returns the report as text, at most `WIDTH` columns wide where words are not longer."""
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    names = (f"{name} {version}" for name, version in report.versions.items())
+    yield from textwrap.wrap(", ".join(names), WIDTH, break_on_hyphens=False)
+    yield from _section("Installation", report.installation)
+    for engine in report.engines:
+        yield from _section(engine.title, engine.findings)
+        yield from _hooks(engine.hooks)
+        missing = [f"{hook.fact} (hook {hook.name})" for hook in engine.hooks if not hook.attached]
+        if limits := missing + engine.limits:
+            yield "  Not measured in this installation:"
+            for limit in limits:
+                yield from _wrapped("    - ", limit)
+    yield from _section("Export", report.export.findings)
+    yield ""
+    yield from _wrapped("", report.summary)
+
+
+def _section(title: str, findings: Sequence[Finding]) -> Iterator[str]:
+    yield ""
+    yield title
+    for finding in findings:
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        level = finding.level.upper() if finding.level == "failure" else finding.level
+        yield from _wrapped(f"  {level:<9}  ", finding.text + remedy)
+
+
+def _hooks(hooks: Sequence[HookReport]) -> Iterator[str]:
+    width = max((len(hook.name) for hook in hooks), default=0)
+    for hook in hooks:
+        if hook.attached:
+            yield f"  {'attached':<9}  {hook.name:<{width}}  {hook.target.partition(':')[2]}"
+        else:
+            yield from _wrapped(f"  {'MISSING':<9}  {hook.name:<{width}}  ", hook.why)
+
+
+def _wrapped(first: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"

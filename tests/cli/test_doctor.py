@@ -1,0 +1,462 @@
+"""`kvcache-otel doctor` on an engine that is made up here: what it finds, what it says and how it ends."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from kvcache_otel.cli import checks, command, doctor, engine
+from kvcache_otel.cli.report import WIDTH
+from kvcache_otel.engines.vllm.table import HOOKS, LIMITS
+from kvcache_otel.record import cells
+from kvcache_otel.version import __version__
+from tests.cli import fake_engine
+from tests.support.processes import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Doctor = Callable[..., "Said"]
+
+
+class Said(NamedTuple):
+    """How a run of the doctor ended, and what it wrote; `words` is its text with every line break taken out."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.out.split())
+
+    @property
+    def sentence(self) -> str:
+        """The last paragraph."""
+        return " ".join(self.out.rstrip().rpartition("\n\n")[2].split())
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def _pristine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for variable in list(os.environ):
+        if variable.startswith(("OTEL_", "VLLM_", "PROMETHEUS_")):
+            monkeypatch.delenv(variable)
+    _pretend(monkeypatch, installed=True)
+    fake_engine.forget(monkeypatch)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
+    """Runs the doctor in this process, with some variables set."""
+
+    def run(*arguments: str, **environ: str) -> Said:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        status = command.run(["doctor", *arguments])
+        return Said(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the made-up engine; arguments as for `fake_engine.write`."""
+
+    def make(**options: Any) -> None:
+        fake_engine.write(tmp_path / "site", **options)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+        importlib.invalidate_caches()
+
+    return make
+
+
+@pytest.fixture
+def vllm(make: Callable[..., None]) -> None:
+    """A made-up vLLM in which every hook fits."""
+    make()
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, *, installed: bool) -> None:
+    for module in (checks, engine):
+        monkeypatch.setattr(module, "entry_points", fake_engine.entry_points(installed=installed))
+
+
+def _prometheus() -> dict[str, str]:
+    return {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": str(free_port())}
+
+
+# -- all is well -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("vllm")
+def test_all_is_well(run: Doctor) -> None:
+    environ = _prometheus()
+    said = run(**environ)
+    assert said.status == 0
+    assert f"{len(HOOKS)} of {len(HOOKS)} hooks" in said.words
+    for hook in HOOKS:
+        assert re.search(rf"^  attached +{re.escape(hook.name)} +{re.escape(hook.path)}$", said.out, re.MULTILINE)
+    assert "MISSING" not in said.out
+    assert f"python {sys.version.split()[0]}" in said.words
+    assert f"port {environ['OTEL_EXPORTER_PROMETHEUS_PORT']} of localhost is free" in said.words
+    assert said.sentence == (
+        "All is well: the KV caches of vLLM 0.32.0 would be measured, and exported: Prometheus at "
+        f"http://localhost:{environ['OTEL_EXPORTER_PROMETHEUS_PORT']}/metrics (OTEL_METRICS_EXPORTER=prometheus)."
+    )
+
+
+@pytest.mark.usefixtures("vllm")
+def test_the_text_is_narrow_and_progress_goes_elsewhere(run: Doctor) -> None:
+    said = run(OTEL_METRICS_EXPORTER="prometheus,otlp,nonsense", VLLM_PLUGINS="other")
+    assert [line for line in said.out.splitlines() if len(line) > WIDTH] == []
+    assert "importing vLLM, which takes about 10 s" in said.err
+    assert "importing" not in said.out
+
+
+@pytest.mark.usefixtures("vllm")
+def test_the_engine_has_its_own_functions_back(run: Doctor) -> None:
+    run(**_prometheus())
+    for hook in HOOKS:
+        owner, _, name = hook.path.partition(".")
+        function = getattr(getattr(sys.modules[hook.module], owner), name)
+        assert not hasattr(function, "__wrapped__")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_json_tells_the_same(run: Doctor) -> None:
+    environ = {**_prometheus(), "OTEL_METRIC_EXPORT_INTERVAL": "soon", "PROMETHEUS_MULTIPROC_DIR": "somewhere"}
+    text = run(**environ)
+    told = run("--json", **environ)
+    data = told.data
+    assert (told.status, data["status"]) == (text.status, text.status)
+    assert data["summary"] == text.sentence
+    assert data["versions"]["kvcache-otel"] == __version__
+    (found,) = data["engines"]
+    assert (found["name"], found["version"], found["support"]) == ("vLLM", "0.32.0", "full")
+    assert {hook["name"]: hook["target"] for hook in found["hooks"]} == {hook.name: hook.target for hook in HOOKS}
+    assert all(hook["attached"] for hook in found["hooks"])
+    assert data["export"]["exporters"] == ["prometheus"]
+    assert data["export"]["variable"] == "OTEL_METRICS_EXPORTER=prometheus"
+    findings = data["installation"] + found["findings"] + data["export"]["findings"]
+    assert {finding["level"] for finding in findings} == {"ok", "note", "warning"}
+    for words in [finding["text"] for finding in findings] + found["limits"]:
+        assert words in text.words
+
+
+# -- nothing would be measured, or nothing exported --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "why", "remedy"),
+    [
+        ({}, "nothing is exported: set OTEL_METRICS_EXPORTER", "or OTEL_EXPORTER_OTLP_ENDPOINT."),
+        ({"OTEL_METRICS_EXPORTER": "none"}, "OTEL_METRICS_EXPORTER=none", "set OTEL_METRICS_EXPORTER to"),
+        ({"OTEL_METRICS_EXPORTER": "nonsense"}, "no exporter that can be used", "set OTEL_METRICS_EXPORTER to"),
+        ({"OTEL_SDK_DISABLED": "true"}, "OTEL_SDK_DISABLED=true", "unset OTEL_SDK_DISABLED"),
+        (
+            {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "kvcache"},
+            "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS has kvcache",
+            "unset OTEL_PYTHON_DISABLED_INSTRUMENTATIONS",
+        ),
+        ({"OTEL_CONFIG_FILE": "absent.yaml"}, "OTEL_CONFIG_FILE=absent.yaml", "correct the file"),
+        (
+            {"OTEL_METRICS_EXPORTER": "prometheus", "VLLM_PLUGINS": "other"},
+            "VLLM_PLUGINS=other allows only what it names",
+            "set VLLM_PLUGINS=other,kvcache_otel",
+        ),
+        (
+            {"OTEL_METRICS_EXPORTER": "prometheus", "VLLM_PLUGINS": ""},
+            "VLLM_PLUGINS= allows only what it names",
+            "set VLLM_PLUGINS=kvcache_otel",
+        ),
+        (
+            {"OTEL_METRICS_EXPORTER": "prometheus", "VLLM_PLUGINS": "other, kvcache_otel"},
+            "VLLM_PLUGINS=other, kvcache_otel allows only what it names",
+            "set VLLM_PLUGINS=other,kvcache_otel",
+        ),
+        (
+            {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_HOST": "192.0.2.1"},
+            "OTEL_EXPORTER_PROMETHEUS_HOST=192.0.2.1 cannot be bound",
+            "an address of this machine",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("vllm")
+def test_what_the_environment_forbids(run: Doctor, environ: dict[str, str], why: str, remedy: str) -> None:
+    said = run(**environ)
+    _assert_fails(said, why, remedy)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("file_format: '1.0'\ndisabled: true\n", "says disabled: true"),
+        ("file_format: '1.0'\n", "has no meter_provider"),
+        ("meter_provider: [}\n", "cannot be used"),
+    ],
+)
+@pytest.mark.usefixtures("vllm")
+def test_a_configuration_file_that_yields_nothing(run: Doctor, tmp_path: Path, content: str, why: str) -> None:
+    (tmp_path / "otel.yaml").write_text(content)
+    _assert_fails(run(OTEL_CONFIG_FILE=str(tmp_path / "otel.yaml")), why, "correct the file or unset it")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_configuration_file_that_works(run: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "otel.yaml").write_text(
+        "file_format: '1.0'\nmeter_provider:\n  readers:\n    - periodic:\n        exporter:\n          console: {}\n"
+    )
+    said = run(OTEL_CONFIG_FILE=str(tmp_path / "otel.yaml"))
+    assert said.status == 0
+    assert said.sentence.startswith("All is well")
+    assert "what the file of OTEL_CONFIG_FILE=" in said.words
+
+
+@pytest.mark.usefixtures("vllm")
+def test_not_installed(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, installed=False)
+    said = run(**_prometheus())
+    _assert_fails(said, "no entry point kvcache_otel in vllm.general_plugins", "install kvcache-otel with pip")
+    assert "warning no entry point kvcache in opentelemetry_instrumentor" in said.words
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_free_threaded_python(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "EXACT", False)
+    _assert_fails(run(**_prometheus()), "this Python runs without a global lock", "PYTHON_GIL=1")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--engine", "vllm")])
+def test_no_engine(run: Doctor, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else find(name, *rest))
+    said = run(*arguments, **_prometheus())
+    _assert_fails(said, "no engine is installed for this Python (vllm)", "install one")
+    assert "importing" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("raise RuntimeError('no\\nCUDA')", "importing vllm fails: RuntimeError: no CUDA"),
+        ("import sys; sys.exit(3)", "importing vllm fails: SystemExit: 3"),
+        ("import absent_library", "there is no module absent_library"),
+    ],
+)
+def test_an_engine_that_cannot_be_imported(run: Doctor, make: Callable[..., None], body: str, why: str) -> None:
+    make(body=body)
+    _assert_fails(run(**_prometheus()), f"vLLM cannot be imported: {why}", "repair the installation of vLLM")
+
+
+def test_an_engine_that_no_hook_fits(run: Doctor, make: Callable[..., None]) -> None:
+    make(version="0.9.1", without=[hook.name for hook in HOOKS])
+    said = run(**_prometheus())
+    _assert_fails(said, "no hook fits this vLLM", "use vLLM 0.28 to 0.33")
+    assert said.out.count("MISSING") == len(HOOKS)
+
+
+def test_several_failures_are_counted(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_is_installed", lambda name: False)
+    said = run()
+    assert said.status == 1
+    assert "2 failures in all, see above" in said.sentence
+
+
+def _assert_fails(said: Said, why: str, remedy: str) -> None:
+    assert said.status == 1
+    assert "FAILURE" in said.out
+    assert why in said.words
+    assert said.sentence.startswith("Nothing would be measured: ")
+    assert why in said.sentence
+    assert remedy in said.sentence
+    assert "Traceback" not in said.out + said.err
+
+
+# -- something is amiss, and it works all the same ---------------------------------------------------------------------
+
+
+def test_a_missing_hook_says_why_and_what_is_lost(run: Doctor, make: Callable[..., None]) -> None:
+    make(without=["cpu.prepare_store"])
+    environ = _prometheus()
+    said = run(**environ)
+    assert said.status == 0
+    assert (
+        "MISSING cpu.prepare_store vllm.v1.kv_offload.cpu.manager has no CPUOffloadingManager.prepare_store"
+        in said.words
+    )
+    assert "- evictions from the host tier (hook cpu.prepare_store)" in said.words
+    assert said.sentence.startswith("It works, with 1 warning and 1 missing hook (see above): ")
+    (missing,) = [hook for hook in run("--json", **environ).data["engines"][0]["hooks"] if not hook["attached"]]
+    assert missing["fact"] == "evictions from the host tier"
+
+
+def test_a_module_that_cannot_be_imported_is_said_at_its_hooks(
+    run: Doctor, make: Callable[..., None], tmp_path: Path
+) -> None:
+    make()
+    file = tmp_path / "site" / "vllm" / "v1" / "kv_offload" / "cpu" / "gpu_worker.py"
+    file.write_text("raise ImportError('libcudart.so.13')")
+    said = run(**_prometheus())
+    assert said.status == 0
+    assert said.out.count("MISSING") == sum(hook.module == "vllm.v1.kv_offload.cpu.gpu_worker" for hook in HOOKS)
+    assert "importing vllm.v1.kv_offload.cpu.gpu_worker fails: ImportError: libcudart.so.13" in said.words
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("0.99.1", "vLLM 0.99.1 is outside 0.28 to 0.33, the versions that are supported"),
+        ("0.27.3", "vLLM 0.27.3 is outside 0.28 to 0.33, the versions that are supported"),
+        ("dev", "vLLM says 'dev' for its version, which cannot be compared with 0.28 to 0.33"),
+    ],
+)
+def test_a_version_that_nobody_has_checked(run: Doctor, make: Callable[..., None], version: str, words: str) -> None:
+    make(version=version)
+    said = run(**_prometheus())
+    assert said.status == 0
+    assert f"warning {words}: what is found is hooked all the same, but nobody has checked its numbers" in said.words
+    assert said.sentence.startswith("It works, with 1 warning (see above): ")
+
+
+@pytest.mark.parametrize(
+    ("version", "support", "more"), [("0.29.1", "partial", 2), ("0.31.0", "full", 1), ("0.33", "full", 0)]
+)
+def test_what_older_versions_cannot_tell(
+    run: Doctor, make: Callable[..., None], version: str, support: str, more: int
+) -> None:
+    make(version=version)
+    said = run("--json", **_prometheus())
+    (found,) = said.data["engines"]
+    assert said.status == 0
+    assert found["support"] == support
+    always = [words for words, before in LIMITS if not before]
+    assert found["limits"][: len(always)] == always
+    assert len(found["limits"]) == len(always) + more
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_setting_that_is_wrong(run: Doctor) -> None:
+    said = run(OTEL_METRICS_EXPORTER="console", OTEL_METRIC_EXPORT_INTERVAL="soon")
+    assert said.status == 0
+    assert "warning OTEL_METRIC_EXPORT_INTERVAL=soon is not a number of milliseconds" in said.words
+
+
+@pytest.mark.usefixtures("vllm")
+def test_one_exporter_of_two_cannot_be_used(run: Doctor) -> None:
+    said = run(OTEL_METRICS_EXPORTER="nonsense,console")
+    assert said.status == 0
+    assert "warning nothing is exported by nonsense (OTEL_METRICS_EXPORTER=nonsense,console)" in said.words
+    assert "exported: console every 10 s" in said.sentence
+
+
+# -- the other end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_port_that_is_taken(run: Doctor) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        said = run(OTEL_METRICS_EXPORTER="prometheus", OTEL_EXPORTER_PROMETHEUS_PORT=str(port))
+    assert said.status == 0
+    assert f"warning port {port} of localhost cannot be used now: Address already in use" in said.words
+
+
+@pytest.mark.usefixtures("vllm")
+def test_any_port_is_a_note(run: Doctor) -> None:
+    said = run(OTEL_METRICS_EXPORTER="prometheus", OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    assert said.sentence.startswith("All is well")
+    assert "note each rank listens on any free port" in said.words
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.usefixtures("vllm")
+def test_nothing_listens_at_the_collectors_address(run: Doctor, protocol: str) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    said = run(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_EXPORTER_OTLP_PROTOCOL=protocol)
+    assert said.status == 0
+    assert f"warning nothing listens at {endpoint}" in said.words
+    assert f"OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}" in said.words
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:{}", "127.0.0.1:{}"])
+@pytest.mark.usefixtures("vllm")
+def test_a_collector_is_called_and_told_nothing(run: Doctor, endpoint: str) -> None:
+    received: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def accept() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(5)
+                received.append(connection.recv(1000))
+
+        listener = threading.Thread(target=accept)
+        listener.start()
+        said = run(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint.format(port))
+        listener.join(10)
+    assert said.status == 0
+    assert f"ok something listens at 127.0.0.1:{port}" in said.words
+    assert received == [b""]
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:port", "http://no such host", "http://[::1"])
+@pytest.mark.usefixtures("vllm")
+def test_an_address_that_is_none_is_a_warning(run: Doctor, endpoint: str) -> None:
+    said = run(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    assert said.status == 0
+    assert "warning nothing listens at" in said.words
+
+
+# -- never a traceback -------------------------------------------------------------------------------------------------
+
+
+def test_what_the_engine_prints_does_not_get_into_the_report(run: Doctor, make: Callable[..., None]) -> None:
+    make(body="import logging, warnings; print('hello'); warnings.warn('old'); logging.getLogger('vllm').error('oh')")
+    said = run("--json", **_prometheus())
+    assert said.data["status"] == 0
+    assert [line for line in said.err.splitlines() if "import" not in line] == []
+
+
+def test_a_fault_of_the_doctor_itself(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(doctor, "diagnose", fail)
+    said = run()
+    assert (said.status, said.out) == (1, "")
+    assert said.err == "kvcache-otel doctor: failed itself: RuntimeError('unforeseen')\n"
+
+
+def test_interrupted(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "diagnose", interrupt)
+    assert run().status == 130
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), ([], 2), (["doctor", "--engine", "other"], 2)])
+def test_the_command_line(arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.run(arguments)
+    assert ended.value.code == status
+    said = capsys.readouterr()
+    assert (__version__ in said.out) == (status == 0)

@@ -1,0 +1,354 @@
+"""What an engine's plugin system runs in every process: it hooks what it was asked to, quickly, and never raises."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kvcache_otel
+from kvcache_otel import plugin
+from kvcache_otel.engines.post_import import PostImport
+from kvcache_otel.export.settings import Settings
+from kvcache_otel.instrumentation import Instrumentation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOGGER = "kvcache_otel"
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that asks for nothing."""
+    for variable in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instrumentation]:
+    """An instrumentation of this test's own in place of the process's."""
+    own = Instrumentation()
+    monkeypatch.setattr(plugin, "instrumentation", own)
+    monkeypatch.setattr(plugin, "_provider_exists", lambda: False)
+    yield own
+    own.detach()
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """What the plugin does to loggers is undone."""
+    mine, theirs = logging.getLogger(LOGGER), logging.getLogger("vllm")
+    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in (mine, theirs)]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger=LOGGER)
+    return caplog
+
+
+def watchers() -> list[Any]:
+    return [finder for finder in sys.meta_path if isinstance(finder, PostImport)]
+
+
+def open_files() -> set[str]:
+    return {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()}
+
+
+# ------------------------------------------------------------------------------------------- asked for nothing
+
+
+def test_nothing_set_hooks_nothing_opens_nothing_and_says_what_to_set(
+    process: Instrumentation, lines: pytest.LogCaptureFixture
+) -> None:
+    files, threads = open_files(), threading.active_count()
+    plugin.register_vllm()
+    assert (process.hooks, process.runtime, watchers()) == ({}, None, [])
+    assert (open_files(), threading.active_count()) == (files, threads)
+    (record,) = lines.records
+    assert record.levelno == logging.INFO
+    assert "OTEL_METRICS_EXPORTER" in record.getMessage()
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_SDK_DISABLED", "true"),
+        ("OTEL_SDK_DISABLED", "TRUE"),
+        ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "kvcache"),
+        ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "requests, kvcache,flask"),
+        ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "*"),
+        ("OTEL_METRICS_EXPORTER", "none"),
+    ],
+)
+@pytest.mark.parametrize("provider", [False, True])
+def test_switched_off_hooks_nothing_and_says_what_switched_it_off(
+    process: Instrumentation,
+    lines: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    provider: bool,
+) -> None:
+    if provider and variable == "OTEL_METRICS_EXPORTER":
+        pytest.skip("an exporter of nobody's does not forbid the provider that the process has")
+    monkeypatch.setattr(plugin, "_provider_exists", lambda: provider)
+    monkeypatch.setenv(ENDPOINT, "http://collector:4317")
+    monkeypatch.setenv(variable, value)
+    plugin.register_vllm()
+    assert (process.hooks, watchers()) == ({}, [])
+    (message,) = lines.messages
+    assert variable in message
+
+
+# ---------------------------------------------------------------------------------------------------- asked for
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [(ENDPOINT, "http://collector:4317"), ("OTEL_METRICS_EXPORTER", "prometheus"), ("OTEL_CONFIG_FILE", "otel.yaml")],
+)
+def test_asked_for_hooks_vllm_and_starts_nothing(
+    process: Instrumentation, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    files, threads = open_files(), threading.active_count()
+    plugin.register_vllm()
+    assert list(process.hooks) == ["vllm"]
+    assert process.hooks["vllm"].attached
+    assert bool(watchers()) is ("vllm" not in sys.modules)
+    assert (process.runtime, open_files(), threading.active_count()) == (None, files, threads)
+
+
+def test_process_with_a_provider_of_its_own_is_hooked_with_nothing_set(
+    process: Instrumentation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "_provider_exists", lambda: True)
+    plugin.register_vllm()
+    assert list(process.hooks) == ["vllm"]
+
+
+def test_other_instrumentations_being_disabled_does_not_disable_this_one(
+    process: Instrumentation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENDPOINT, "http://collector:4317")
+    monkeypatch.setenv("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "requests,kvcache_of_somebody")
+    plugin.register_vllm()
+    assert list(process.hooks) == ["vllm"]
+
+
+def test_registered_twice_is_registered_once(process: Instrumentation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINT, "http://collector:4317")
+    plugin.register_vllm()
+    points, watching = process.hooks["vllm"].points, watchers()
+    plugin.register_vllm()
+    assert process.hooks["vllm"].points is points
+    assert watchers() == watching
+
+
+# ------------------------------------------------------------------------------------------------------ logging
+
+
+def test_lines_go_where_the_engines_go_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Shown(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            shown.append(record.getMessage())
+
+    mine, theirs = logging.getLogger(LOGGER), logging.getLogger("vllm")
+    theirs.addHandler(Shown())
+    theirs.setLevel(logging.INFO)
+    mine.propagate = False  # As good as a root logger without handlers.
+    for _ in range(2):
+        plugin.register_vllm()
+    assert len(mine.handlers) == 1
+    assert len(shown) == 2
+    assert all("not instrumented" in line for line in shown)
+
+
+def test_logging_that_somebody_has_set_up_is_left_alone() -> None:
+    mine, theirs = logging.getLogger(LOGGER), logging.getLogger("vllm")
+    theirs.addHandler(logging.NullHandler())
+    own = logging.NullHandler()
+    mine.addHandler(own)
+    mine.setLevel(logging.ERROR)
+    plugin.register_vllm()
+    assert (mine.handlers[-1], len(mine.handlers), mine.level) == (own, 1, logging.ERROR)
+
+
+# --------------------------------------------------------------------------------------------------- never raises
+
+
+class UnspeakableError(Exception):
+    """An exception that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError(), RecursionError()], ids=lambda e: repr(e))
+def test_settings_that_cannot_be_read_are_one_warning(
+    process: Instrumentation, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(environ: object) -> Settings:
+        raise error
+
+    monkeypatch.setattr(Settings, "from_environ", broken)
+    plugin.register_vllm()
+    assert process.hooks == {}
+    (record,) = lines.records
+    assert record.levelno == logging.WARNING
+    assert repr(error) in record.getMessage()
+    assert "vLLM runs as if it were not there" in record.getMessage()
+
+
+def test_finder_that_raises_is_one_warning_at_most(
+    lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+            raise RuntimeError(f"cannot look for {name}")
+
+    monkeypatch.setenv(ENDPOINT, "http://collector:4317")
+    monkeypatch.delitem(sys.modules, "kvcache_otel.engines.vllm.table", raising=False)
+    monkeypatch.delitem(sys.modules, "kvcache_otel.engines.vllm", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken, *sys.meta_path])
+    plugin.register_vllm()
+    assert [record.levelno for record in lines.records] == [logging.WARNING]
+    assert "cannot look for kvcache_otel.engines.vllm" in lines.messages[0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), UnspeakableError()], ids=["words", "no words"])
+def test_failure_that_cannot_even_be_logged_does_not_reach_the_engine(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    class Broken(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise OSError("log disk is full")
+
+    def broken(environ: object) -> Settings:
+        raise error
+
+    logging.getLogger(LOGGER).addHandler(Broken())
+    monkeypatch.setattr(Settings, "from_environ", broken)
+    plugin.register_vllm()
+
+
+HOSTILE = {
+    "nonsense": {"OTEL_METRICS_EXPORTER": "\x00,,;", "OTEL_EXPORTER_OTLP_PROTOCOL": "carrier pigeon"},
+    "endless": {"OTEL_METRICS_EXPORTER": "x" * 100_000},
+    "no encoding": {"OTEL_METRICS_EXPORTER": "\udcff\udc80", ENDPOINT: "\udcff"},
+    "numbers": {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": "-1e9"},
+    "intervals": {ENDPOINT: "http://c:4317", "OTEL_METRIC_EXPORT_INTERVAL": "nan", "OTEL_METRIC_EXPORT_TIMEOUT": "∞"},
+    "commas": {"OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": ",,,\n,"},
+    "endpoint": {ENDPOINT: "http://user:secret@[::1"},
+    "no file": {"OTEL_CONFIG_FILE": "/does/not/exist\n.yaml"},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_whatever_the_environment_registering_does_not_raise_nor_fail(
+    lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(os, "environ", HOSTILE[what])
+    plugin.register_vllm()
+    assert not [message for message in lines.messages if "the plugin itself failed" in message]
+    assert "secret" not in lines.text
+
+
+# ------------------------------------------------------------------------------------- in a fresh interpreter
+
+ROOT = Path(kvcache_otel.__file__).parent.parent
+HEAVY = ("opentelemetry.sdk", "sglang", "torch", "vllm")
+
+
+def fresh(code: str, **environ: str) -> Any:
+    """What a new interpreter's last line of output says, as JSON."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**inherited, "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+LOADED = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+REGISTER = "import kvcache_otel.plugin; kvcache_otel.plugin.register_vllm()"
+
+
+@pytest.mark.parametrize(
+    ("code", "environ"),
+    [
+        ("import kvcache_otel", {}),
+        (REGISTER, {}),
+        (REGISTER, {ENDPOINT: "http://localhost:4317"}),
+        (REGISTER, {"OTEL_METRICS_EXPORTER": "prometheus"}),
+    ],
+    ids=["importing", "registering, nothing set", "registering, OTLP", "registering, Prometheus"],
+)
+def test_no_engine_and_no_sdk_is_imported(code: str, environ: dict[str, str]) -> None:
+    loaded = fresh(f"{code}; {LOADED}", **environ)
+    assert "kvcache_otel" in loaded
+    assert [name for name in loaded if name.startswith(HEAVY) or name == "opentelemetry"] == []
+
+
+def test_neither_the_adapter_nor_the_runtime_is_imported_before_a_cache_is_built() -> None:
+    loaded = fresh(f"{REGISTER}; {LOADED}", **{ENDPOINT: "http://localhost:4317"})
+    ours = {name for name in loaded if name.startswith("kvcache_otel.")}
+    assert "kvcache_otel.engines.vllm.table" in ours
+    assert ours.isdisjoint({"kvcache_otel.runtime", "kvcache_otel.semconv", "kvcache_otel.engines.vllm.adapter"})
+
+
+TIMED = """
+import json, time
+began = time.perf_counter()
+import kvcache_otel.plugin
+loaded = time.perf_counter()
+kvcache_otel.plugin.register_vllm()
+registered = time.perf_counter()
+from kvcache_otel.instrumentation import instrumentation
+print(json.dumps([(loaded - began) * 1e3, (registered - loaded) * 1e3, len(instrumentation.hooks)]))
+"""
+
+
+@pytest.mark.parametrize("environ", [{}, {ENDPOINT: "http://localhost:4317"}], ids=["nothing set", "OTLP"])
+def test_registering_takes_less_than_a_millisecond(environ: dict[str, str]) -> None:
+    runs = [fresh(TIMED, **environ) for _ in range(9)]
+    assert {hooked for _, _, hooked in runs} == {len(environ)}
+    load, register = min(run[0] for run in runs), min(run[1] for run in runs)
+    figures = f"the best of {len(runs)}: load {load:.2f} ms, register {register:.2f} ms"
+    print(figures)
+    assert register < 1.0, figures
+
+
+def test_entry_point_is_the_function_that_the_project_declares() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    module, _, function = project["entry-points"]["vllm.general_plugins"]["kvcache_otel"].partition(":")
+    assert getattr(importlib.import_module(module), function) is plugin.register_vllm
