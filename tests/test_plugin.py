@@ -94,7 +94,6 @@ def test_nothing_set_hooks_nothing_opens_nothing_and_says_what_to_set(
         ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "kvcache"),
         ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "requests, kvcache,flask"),
         ("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "*"),
-        ("OTEL_METRICS_EXPORTER", "none"),
     ],
 )
 @pytest.mark.parametrize("provider", [False, True])
@@ -106,8 +105,6 @@ def test_switched_off_hooks_nothing_and_says_what_switched_it_off(
     value: str,
     provider: bool,
 ) -> None:
-    if provider and variable == "OTEL_METRICS_EXPORTER":
-        pytest.skip("an exporter of nobody's does not forbid the provider that the process has")
     monkeypatch.setattr(plugin, "_provider_exists", lambda: provider)
     monkeypatch.setenv(ENDPOINT, "http://collector:4317")
     monkeypatch.setenv(variable, value)
@@ -115,6 +112,19 @@ def test_switched_off_hooks_nothing_and_says_what_switched_it_off(
     assert (process.hooks, watchers()) == ({}, [])
     (message,) = lines.messages
     assert variable in message
+
+
+def test_exporter_none_hooks_nothing_but_for_a_provider_that_the_process_has(
+    process: Instrumentation, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENDPOINT, "http://collector:4317")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    plugin.register_vllm()
+    assert process.hooks == {}
+    assert "OTEL_METRICS_EXPORTER" in lines.text
+    monkeypatch.setattr(plugin, "_provider_exists", lambda: True)
+    plugin.register_vllm()
+    assert list(process.hooks) == ["vllm"]
 
 
 # ---------------------------------------------------------------------------------------------------- asked for

@@ -200,8 +200,9 @@ class Recorder:
     def points(self, spec: MetricSpec) -> Iterator[Point]:
         """Yields the rows of a counter or gauge as they are now, label sets each once."""
         for series in self._rows(spec):
-            levels = (reference() for reference in series.levels)
-            values = [level.value for level in levels if level is not None and level.value is not None]
+            # Each level is read once: the engine may end the row at any moment.
+            read = (level.value for reference in series.levels if (level := reference()) is not None)
+            values = [value for value in read if value is not None]
             values.extend(self._asked(series))
             if isinstance(series.cell, Counter):
                 values.append(series.cell.value)
@@ -244,7 +245,9 @@ class Recorder:
             try:
                 value = reader.read()
                 number = None if value is None else _number(value)
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit, CancelledError: they are not about the reader's thread.
                 self._reader_failed(reader, error)
                 continue
             reader.failed.clear()

@@ -38,7 +38,7 @@ def main() -> None:
         driver.finish(request)
         driver.step()
         written = driver.totals.counter("tiering_write_bytes", "1:fs")
-    print(json.dumps({"written": written, "seconds": time.monotonic() - began}), flush=True)
+    print(json.dumps({"written": written, "seconds": time.monotonic() - began, "done": time.time()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -117,18 +117,14 @@ def _secondary(theirs: Theirs, tiers: Mapping[str, str]) -> Iterator[Expected]:
             yield Expected(semconv.TRANSFER_OPERATIONS, {**route, "error": ANY}, failures)
             yield Expected(semconv.TRANSFER_ACTIVE, route, theirs(f"{prefix}active_{job}_jobs", tier=name))
         dropped = theirs("kv_offload_tiering_backpressure_blocks_dropped_total", tier=name)
-        yield Expected(
-            semconv.STORE_SKIPPED_BLOCKS, {"tier": tier, "name": name, "reason": "backpressure"}, dropped
-        )
+        yield Expected(semconv.STORE_SKIPPED_BLOCKS, {"tier": tier, "name": name, "reason": "backpressure"}, dropped)
 
 
 def _device(theirs: Theirs) -> Iterator[Expected]:
     for way, source, destination in (("store", "device", "host"), ("load", "host", "device")):
         route = {"source": source, "destination": destination}
         transfers = theirs(f"kv_offload_{way}_size_count")
-        yield Expected(
-            semconv.TRANSFER_IO, route, theirs(f"kv_offload_{way}_bytes_total"), without=("name",)
-        )
+        yield Expected(semconv.TRANSFER_IO, route, theirs(f"kv_offload_{way}_bytes_total"), without=("name",))
         yield Expected(
             semconv.TRANSFER_DURATION, route, theirs(f"kv_offload_{way}_time_total"), transfers, without=("name",)
         )

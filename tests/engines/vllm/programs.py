@@ -26,13 +26,13 @@ class Ended(NamedTuple):
         status: Its exit status.
         out: Its standard output.
         err: Its standard error, vLLM's log in it.
-        seconds: How long it ran.
+        at: When, by `time.time`.
     """
 
     status: int
     out: str
     err: str
-    seconds: float
+    at: float
 
     @property
     def ours(self) -> list[str]:
@@ -44,6 +44,11 @@ class Ended(NamedTuple):
         assert self.status == 0, self.err[-4000:]
         return json.loads(next(line for line in self.out.splitlines() if line.startswith('{"')))
 
+    @property
+    def exit_seconds(self) -> float:
+        """How long the process took to end after it had printed its result."""
+        return self.at - self.result()["done"]
+
 
 def run(command: Sequence[str | os.PathLike[str]], environ: Mapping[str, str], *, timeout_s: float = 120) -> Ended:
     """Runs a program to its end; of this process's variables it gets none that has to do with the matter."""
@@ -52,7 +57,6 @@ def run(command: Sequence[str | os.PathLike[str]], environ: Mapping[str, str], *
         for name, value in os.environ.items()
         if not name.startswith(("OTEL_", "VLLM_", "PROMETHEUS_", "KVCACHE_"))
     }
-    began = time.monotonic()
     ended = subprocess.run(
         command,
         env={**inherited, "VLLM_LOGGING_STREAM": "ext://sys.stderr", **environ},
@@ -62,4 +66,4 @@ def run(command: Sequence[str | os.PathLike[str]], environ: Mapping[str, str], *
         timeout=timeout_s,
         check=False,
     )
-    return Ended(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - began)
+    return Ended(ended.returncode, ended.stdout, ended.stderr, time.time())

@@ -193,6 +193,7 @@ def test_a_collector_that_nobody_reaches_keeps_no_process_from_ending(tmp_path: 
     result = ended.result()
     assert result["written"] == len(BLOCKS) * CHUNK_BYTES
     assert result["seconds"] < 3
+    assert ended.exit_seconds < EXIT_SECONDS
     assert len(ended.ours) == 1, ended.ours
     assert f"(OTEL_EXPORTER_OTLP_ENDPOINT={UNREACHABLE})" in ended.ours[0]
     assert "Traceback" not in ended.err
@@ -215,9 +216,9 @@ def test_a_whole_engine_answers_as_if_we_were_not_there(tmp_path: Path) -> None:
     assert plain.ours == []
     assert with_us["answers"] == without["answers"]
     assert max(cached for _, cached in with_us["answers"]) == 320
-    assert with_us["serving_seconds"] < without["serving_seconds"] + 3
-    assert with_us["shutdown_seconds"] < without["shutdown_seconds"] + 2
-    assert ended.seconds < plain.seconds + EXIT_SECONDS
+    assert with_us["serving_seconds"] < without["serving_seconds"] + 5
+    assert with_us["shutdown_seconds"] < without["shutdown_seconds"] + 3
+    assert ended.exit_seconds < EXIT_SECONDS
     expected = [
         r"kvcache: OTEL_METRIC_EXPORT_INTERVAL=soon is not .*; 10 s is used",
         r"kvcache: OTEL_METRICS_EXPORTER=nonsense,otlp: nothing is exported by 'nonsense': .*",

@@ -88,7 +88,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         environ = {
             "OTEL_METRICS_EXPORTER": "otlp,prometheus",
             "OTEL_EXPORTER_OTLP_PROTOCOL": mode.protocol,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc_endpoint if mode.protocol == "grpc" else receiver.http_endpoint,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc_endpoint
+            if mode.protocol == "grpc"
+            else receiver.http_endpoint,
             "OTEL_METRIC_EXPORT_INTERVAL": str(int(INTERVAL_S * 1000)),
             "OTEL_EXPORTER_PROMETHEUS_PORT": str(ports[0]),
             "OTEL_SERVICE_NAME": "engine-under-test",
@@ -211,8 +213,7 @@ def test_each_rank_has_rows_and_durations_of_its_own(run: Run) -> None:
         stores = [
             row
             for row in rows
-            if row.name == semconv.TRANSFER_DURATION.name
-            and row.attributes[semconv.KVCACHE_SOURCE_TIER] == "device"
+            if row.name == semconv.TRANSFER_DURATION.name and row.attributes[semconv.KVCACHE_SOURCE_TIER] == "device"
         ]
         assert sorted(row.attributes[semconv.KVCACHE_RANK_TP] for row in stores) == [str(rank) for rank in range(ranks)]
         assert all(row.count > 0 and row.value > 0 for row in stores)

@@ -127,9 +127,7 @@ def _situations(driver: ManagerDriver) -> int:
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
-def test_every_situation_counts_as_vllm_counts_it(
-    make: Callable[..., ManagerDriver], rows: Rows, policy: str
-) -> None:
+def test_every_situation_counts_as_vllm_counts_it(make: Callable[..., ManagerDriver], rows: Rows, policy: str) -> None:
     driver = make(policy=policy)
     _situations(driver)
     assert_equals_vllm(rows, driver.totals)
@@ -351,7 +349,9 @@ def test_evicting_a_block_that_was_never_cached_counts_nothing(rows: Rows) -> No
     assert rows.values(semconv.EVICTION_TOKENS) == {}
 
 
-def test_detached_vllm_has_its_own_functions_back(make: Callable[..., ManagerDriver], instrumented: Instrumented) -> None:
+def test_detached_vllm_has_its_own_functions_back(
+    make: Callable[..., ManagerDriver], instrumented: Instrumented
+) -> None:
     from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
     assert hasattr(CPUOffloadingManager.prepare_store, "__wrapped__")

@@ -1,6 +1,6 @@
 """What recording one fact costs, beside OpenTelemetry's own instruments and prometheus_client, in the same run.
 
-    python benchmarks/hot_path.py [--quick]
+    python benchmarks/bench_hot_path.py [--quick]
 
 Exit status 1 where recording is not as much cheaper as `REQUIRED` says.
 """
