@@ -17,6 +17,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
+from tests.engines.vllm.manager_driver import ManagerDriver, fs_tier, key, make_config
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 
 from kvcache_otel.engines.hooks import HookSet
@@ -26,7 +27,6 @@ from kvcache_otel.identity import Identity
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.semconv import METRICS
-from tests.engines.vllm.manager_driver import ManagerDriver, fs_tier, key, make_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

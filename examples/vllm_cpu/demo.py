@@ -46,7 +46,9 @@ def converse(llm: LLM, users: int, turns: int) -> None:
     for turn in range(1, turns + 1):
         for user in range(users):
             answer = engine.generate(llm, seed=user + 1, tokens=turn * TURN_TOKENS + 5)
-            _say(f"turn {turn}, user {user + 1}: {answer.cached_tokens} of {turn * TURN_TOKENS + 5} tokens from a cache")
+            _say(
+                f"turn {turn}, user {user + 1}: {answer.cached_tokens} of {turn * TURN_TOKENS + 5} tokens from a cache"
+            )
         _settle(llm)
         # The same prompts again, as a retry would send them: some are still on the device.
         engine.generate(llm, seed=users, tokens=turn * TURN_TOKENS + 5)

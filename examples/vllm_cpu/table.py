@@ -115,7 +115,10 @@ def _moving(scrape: Scrape) -> str:
     for source, destination in sorted(routes, key=lambda route: [TIERS.index(tier) for tier in route]):
         route = {"source_tier": source, "destination_tier": destination}
         count = scrape.sum("transfer_duration_seconds_count", **route)
-        moved, busy = scrape.sum("transfer_io_bytes_total", **route), scrape.sum("transfer_duration_seconds_sum", **route)
+        moved, busy = (
+            scrape.sum("transfer_io_bytes_total", **route),
+            scrape.sum("transfer_duration_seconds_sum", **route),
+        )
         times = [_seconds(scrape.quantile("transfer_duration_seconds", share, **route)) for share in (0.5, 0.99)]
         speed = f"{moved / busy / 1e6:.0f} MB/s" if busy else "-"
         rows.append([f"{source} -> {destination}", _whole(count), f"{moved / 1e6:.2f} MB", *times, speed])

@@ -263,7 +263,7 @@ ATTRIBUTES: Final[Mapping[str, AttributeSpec]] = {
         name=KVCACHE_ENGINE,
         type="string",
         members=frozenset({"vllm", "sglang", "custom"}),
-        fallback=None,
+        fallback="custom",
         brief="The inference engine that owns the cache.",
     ),
     KVCACHE_CACHE_TYPE: AttributeSpec(
@@ -271,7 +271,7 @@ ATTRIBUTES: Final[Mapping[str, AttributeSpec]] = {
         type="string",
         members=None,
         fallback=None,
-        brief="The class name of the cache, one per process as a rule.",
+        brief="The name of the class that defines the cache, one per process as a rule.",
     ),
     KVCACHE_RANK_TP: AttributeSpec(
         name=KVCACHE_RANK_TP,

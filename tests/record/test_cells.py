@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
+from kvcache_otel.record import cells
 from kvcache_otel.record.cells import (
     EXACT,
     Counter,
@@ -368,8 +369,8 @@ def test_counts_and_sum_are_a_recount_of_the_samples(samples: list[float]) -> No
     assert len(refused) == len(samples) - len(good)
 
 
-def replayed(refused: list[Any], maxlen: int) -> tuple[ReplayedHistogram, deque[Any], Counter]:
-    queue: deque[Any] = deque(maxlen=maxlen)
+def replayed(refused: list[Any]) -> tuple[ReplayedHistogram, deque[Any], Counter]:
+    queue: deque[Any] = deque()
     dropped = Counter(pytest.fail)
     cell = ReplayedHistogram(
         BOUNDS, refused.append, name="kvcache.transfer.duration", attributes={}, queue=queue, dropped=dropped
@@ -378,15 +379,18 @@ def replayed(refused: list[Any], maxlen: int) -> tuple[ReplayedHistogram, deque[
 
 
 def test_replayed_histogram_keeps_what_it_records_in_order(refused: list[Any]) -> None:
-    cell, queue, dropped = replayed(refused, 10)
+    cell, queue, dropped = replayed(refused)
     for sample in (1.0, 0.25, 4.0):
         cell.record(sample)
     assert list(queue) == [(cell, 1.0), (cell, 0.25), (cell, 4.0)]
     assert (sum(cell.counts), cell.sum, dropped.value) == (3, 5.25, 0)
 
 
-def test_replayed_histogram_counts_what_finds_the_queue_full_and_keeps_the_oldest(refused: list[Any]) -> None:
-    cell, queue, dropped = replayed(refused, 2)
+def test_replayed_histogram_counts_what_finds_the_queue_full_and_keeps_the_oldest(
+    refused: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "REPLAY_LIMIT", 2)
+    cell, queue, dropped = replayed(refused)
     for sample in (1.0, 2.0, 3.0, 4.0):
         cell.record(sample)
     assert [sample for _, sample in queue] == [1.0, 2.0]
@@ -394,7 +398,7 @@ def test_replayed_histogram_counts_what_finds_the_queue_full_and_keeps_the_oldes
 
 
 def test_replayed_histogram_does_not_queue_what_it_refuses(refused: list[Any]) -> None:
-    cell, queue, dropped = replayed(refused, 2)
+    cell, queue, dropped = replayed(refused)
     for sample in (-1.0, NAN, INFINITY):
         cell.record(sample)
     assert (list(queue), dropped.value, len(refused)) == ([], 0, 3)
@@ -476,3 +480,56 @@ def test_discarded_cells_count_each_measurement_once_and_hold_nothing() -> None:
     level.add(-7)
     assert dropped.value == 9
     assert (counter.value, histogram.read(), level.value) == (0, ([0], 0.0), None)
+
+
+# --------------------------------------------------------------------------------------- samples in batches
+
+
+def test_a_batch_is_there_when_somebody_reads_and_is_a_copy(refused: list[Any]) -> None:
+    histogram = Histogram(BOUNDS, refused.append)
+    batch = [BOUNDS[0], BOUNDS[-1] + 1]
+    histogram.extend(batch)
+    batch.append(1.0)  # An engine goes on using its list.
+    counts, total = histogram.read()
+    assert (sum(counts), total) == (2, BOUNDS[0] + BOUNDS[-1] + 1)
+    assert histogram.read() == (counts, total)
+
+
+def test_batches_and_samples_add_up_with_writers_and_a_reader_at_once(refused: list[Any]) -> None:
+    histogram = Histogram(BOUNDS, refused.append)
+    done = threading.Event()
+
+    def write() -> None:
+        for _ in range(2_000):
+            histogram.extend([0.5, 0.5])
+            histogram.record(0.5)
+
+    def read() -> None:
+        while not done.is_set():
+            histogram.read()
+
+    readers, writers = ([threading.Thread(target=work) for _ in range(4)] for work in (read, write))
+    for thread in (*readers, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in readers:
+        thread.join()
+    counts, total = histogram.read()
+    assert (sum(counts), total, refused) == (4 * 2_000 * 3, 4 * 2_000 * 1.5, [])
+
+
+def test_batches_that_nobody_reads_are_sorted_before_they_are_too_many(refused: list[Any]) -> None:
+    histogram = Histogram(BOUNDS, refused.append)
+    for _ in range(3 * cells.BATCHES):
+        histogram.extend([0.5])
+    assert sum(histogram.counts) >= 2 * cells.BATCHES
+    assert sum(histogram.read()[0]) == 3 * cells.BATCHES
+
+
+def test_a_batch_with_something_wrong_in_it_loses_that_alone(refused: list[Any]) -> None:
+    histogram = Histogram(BOUNDS, refused.append)
+    histogram.extend([0.5, -1.0, NAN, 0.25])
+    assert sum(histogram.read()[0]) == 2
+    assert len(refused) == 2

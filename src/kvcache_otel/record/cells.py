@@ -21,6 +21,10 @@ _INFINITY = float("inf")
 # Batches of samples that wait for a reader, at the most; a reader comes every few seconds.
 BATCHES = 4096
 
+# Samples that wait to be replayed into somebody else's provider, over all histograms of a process. Not the deque's own
+# ``maxlen``, which would push out the oldest without a word where two threads come to a full queue at once.
+REPLAY_LIMIT = 65_536
+
 # The function is CPython's own name for it, from 3.13 on.
 EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -137,7 +141,7 @@ class ReplayedHistogram(Histogram):
         refuse: As in `Histogram`.
         name: The metric's name, for the replay.
         attributes: The series' attributes, for the replay.
-        queue: Where samples wait; bounded by its own ``maxlen``.
+        queue: Where samples wait, `REPLAY_LIMIT` of them at the most.
         dropped: Counts the samples that found the queue full.
         """
         super().__init__(bounds, refuse)
@@ -155,11 +159,10 @@ class ReplayedHistogram(Histogram):
         """Records a finite sample of at least 0 and queues it."""
         super().record(sample)
         if 0 <= sample < _INFINITY:
-            queue = self._queue
-            if queue.maxlen is not None and len(queue) >= queue.maxlen:
+            if len(self._queue) >= REPLAY_LIMIT:
                 self._dropped.add(1)
             else:
-                queue.append((self, sample))
+                self._queue.append((self, sample))
 
 
 class Level:

@@ -31,7 +31,6 @@ _logger = logging.getLogger(__name__)
 
 # Half of what the SDK lets through for one metric before it folds series itself, unseen.
 SERIES_LIMIT = 1000
-REPLAY_LIMIT = 65_536
 
 Attributes = dict[str, str | int]
 Cell = Counter | Histogram | Level
@@ -94,7 +93,7 @@ class Recorder:
         series_limit: Series per metric; what goes beyond is counted in ``kvcache.telemetry.dropped``.
         """
         self.identity = identity
-        self.replayed: deque[tuple[ReplayedHistogram, float]] | None = deque(maxlen=REPLAY_LIMIT) if replay else None
+        self.replayed: deque[tuple[ReplayedHistogram, float]] | None = deque() if replay else None
         self._limit = series_limit
         self._labels = Labels()
         self._lock = threading.RLock()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from examples.vllm_cpu import engine, tiny_model
+
 from tests.engines.vllm.backpressure import ALWAYS
 
 if TYPE_CHECKING:
