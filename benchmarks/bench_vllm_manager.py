@@ -77,13 +77,17 @@ class Compared:
         name = f"round-{number}"
 
         def plain() -> float:
-            return loop(self._plain.manager, requests, keys, name, self._batch)
+            try:
+                return loop(self._plain.manager, requests, keys, name, self._batch)
+            finally:
+                self._plain.settle()  # What is left to the I/O threads would be in the way of the next round.
 
         def hooked() -> float:
             self._hooks.attach()
             try:
                 return loop(self._hooked.manager, requests, keys, name, self._batch)
             finally:
+                self._hooked.settle()
                 self._hooks.detach()
                 self._export()
 
@@ -127,9 +131,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=160)
     parser.add_argument("--batch", type=int, default=4, help="requests in a step (default: %(default)s)")
     arguments = parser.parse_args()
-    print(
-        f"vLLM's tiering manager, {BLOCKS} blocks a request, {arguments.batch} requests a step, median of {arguments.rounds} alternating rounds"
-    )
+    print(f"vLLM's tiering manager, {BLOCKS} blocks a request, {arguments.batch} requests a step")
+    print(f"median of {arguments.rounds} alternating rounds")
     print(f"{'':<44}{'without':>10}{'with':>10}{'ratio':>9}\n{'':<44}{'us/req':>10}{'us/req':>10}")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         fs = [fs_tier(f"{folder}/plain"), fs_tier(f"{folder}/hooked")]

@@ -18,8 +18,8 @@ STAIRS = (
     ("", "instrumentation", "instrumentor", "package", "plugin", "runtime"),
     ("cli",),
 )
-"""Rooms by the first name below the package, from the ground up; finer than the page has them. The empty one is the package
-itself."""
+"""Rooms by the first name below the package, from the ground up; finer than the page has them. The empty one is the
+package itself."""
 
 FLOORS = {room: floor for floor, rooms in enumerate(STAIRS) for room in rooms}
 WIRING = FLOORS[""]

@@ -2,8 +2,8 @@
 
     python -m tests.engines.vllm.engine_run FOLDER [--multiprocess] [--ranks N] [--stay]
 
-Prints one line of JSON with every number of vLLM's own metrics. With ``--stay`` it then waits for a line on its standard
-input before it shuts the engine down, so that others can look at the living processes.
+Prints one line of JSON with every number of vLLM's own metrics. With ``--stay`` it then waits for a line on its
+standard input before it shuts the engine down, so that others can look at the living processes.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.prometheus, pytest.mark.otlp]
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SECONDARY = {"1:fs": "disk", "2:fs": "disk"}
-INTERVAL_S = 1.0
+SCRAPES_S = 3.0
 ENGINE_SECONDS = 240
 
 
@@ -48,16 +48,19 @@ class Mode(NamedTuple):
         arguments: Of `engine_run`.
         protocol: Of OTLP.
         processes: How many processes of the engine own a part of the cache.
+        interval_s: Seconds between two exports over OTLP.
     """
 
     name: str
     arguments: tuple[str, ...]
     protocol: str
     processes: int
+    interval_s: float = 1.0
 
 
 IN_PROCESS = Mode("in-process", (), "http/protobuf", 1)
-MULTIPROCESS = Mode("multiprocess", ("--multiprocess",), "grpc", 2)
+# Nothing is pushed before the end: what arrives is what the processes say in vLLM's shutdown functions.
+MULTIPROCESS = Mode("multiprocess", ("--multiprocess",), "grpc", 2, interval_s=3600)
 TWO_RANKS = Mode("two-ranks", ("--multiprocess", "--ranks", "2"), "grpc", 3)
 
 
@@ -91,7 +94,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc_endpoint
             if mode.protocol == "grpc"
             else receiver.http_endpoint,
-            "OTEL_METRIC_EXPORT_INTERVAL": str(int(INTERVAL_S * 1000)),
+            "OTEL_METRIC_EXPORT_INTERVAL": str(int(mode.interval_s * 1000)),
             "OTEL_EXPORTER_PROMETHEUS_PORT": str(ports[0]),
             "OTEL_SERVICE_NAME": "engine-under-test",
         }
@@ -100,7 +103,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             _engine(folder, mode, environ) as engine,
         ):
             samples = [Sample(**sample) for sample in engine.counted()]
-            time.sleep(3 * INTERVAL_S)  # Two scrapes, and two exports.
+            time.sleep(SCRAPES_S)  # At least two of them.
             pulled = over_prometheus(server, semconv.METRICS.values())
             assert [target["health"] for target in server.targets()] == ["up"] * mode.processes
             engine.leave()
@@ -179,6 +182,59 @@ def test_every_situation_came_up(run: Run) -> None:
         "device eviction": _total(run.pulled, semconv.EVICTION_TOKENS.name, **{semconv.KVCACHE_TIER: "device"}),
     }
     assert [situation for situation, number in happened.items() if not number > 0] == []
+
+
+DIRECTIONS = [
+    {"source": "device", "destination": "host"},
+    {"source": "host", "destination": "device"},
+    {"source": "host", "destination": "disk", "name": "1:fs"},
+    {"source": "disk", "destination": "host", "name": "1:fs"},
+    {"source": "host", "destination": "disk", "name": "2:fs"},
+]
+MOVED = [
+    *[(spec, way) for way in DIRECTIONS for spec in (semconv.TRANSFER_IO, semconv.TRANSFER_DURATION)],
+    *[(semconv.TRANSFER_OPERATIONS, way) for way in DIRECTIONS],
+    *[(semconv.TRANSFER_QUEUE_DURATION, way) for way in DIRECTIONS if "name" in way],
+    *[(semconv.TRANSFER_OPERATIONS, {**way, "error": "*"}) for way in DIRECTIONS[2:4]],
+    *[(semconv.LOOKUP_TOKENS, {"tier": tier}) for tier in ("device", "host", "disk", "none")],
+    *[(semconv.LOOKUP_BLOCKS, {"tier": tier, "result": word}) for tier in ("host", "disk") for word in ("hit", "miss")],
+    *[(semconv.LOOKUP_DURATION, {"tier": "disk", "mode": mode}) for mode in ("sync", "async")],
+    *[(semconv.LOOKUP_REQUEST_DURATION, {"mode": mode}) for mode in ("sync", "async")],
+    *[(semconv.EVICTION_TOKENS, {"tier": tier}) for tier in ("device", "host")],
+    *[(semconv.ALLOCATION_FAILURES, {"reason": reason}) for reason in ("store", "promotion")],
+    (semconv.STORE_SKIPPED_BLOCKS, {"name": "2:fs", "reason": "backpressure"}),
+    *[(spec, {"tier": tier}) for spec in (semconv.LIMIT, semconv.BLOCK_SIZE) for tier in ("device", "host")],
+    *[(semconv.RESIDENT_BLOCKS, {"tier": tier, "view": "held"}) for tier in ("device", "host")],
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels"), MOVED, ids=lambda item: item.name if hasattr(item, "name") else "-".join(item.values())
+)
+def test_every_direction_of_the_adapter_moves_its_rows(run: Run, spec: Any, labels: dict[str, str]) -> None:
+    """C6: a counter that stays 0 although its direction is used would be worse than none."""
+    rows = matching(run.pulled, Expected(spec, labels, 0))
+    assert rows
+    assert sum(row.value for row in rows) > 0
+    if spec.instrument == "histogram":
+        assert sum(row.count for row in rows) > 0
+
+
+def test_nothing_is_recorded_that_the_engine_cannot_produce(run: Run) -> None:
+    recorded = {row.name for row in run.pulled}
+    expected_names = {spec.name for spec, _ in MOVED} | {
+        spec.name
+        for spec in (
+            semconv.TRANSFER_ACTIVE,
+            semconv.TRANSFER_ACTIVE_BLOCKS,
+            semconv.USAGE,
+            semconv.ACCOUNTING_ERRORS,
+            semconv.TELEMETRY_HOOK_ATTACHED,
+            semconv.TELEMETRY_ERRORS,
+            semconv.TELEMETRY_DROPPED,
+        )
+    }
+    assert recorded == expected_names
 
 
 def test_pulled_and_pushed_say_the_same(run: Run) -> None:
