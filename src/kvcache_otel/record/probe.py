@@ -339,15 +339,14 @@ class Pool:
         """
         held = evictable or 0
         used = limit - free - held
-        if min(limit, free, held, used) >= 0:
-            self._balanced = True
-        else:
+        balanced = used >= 0 and free >= 0 and held >= 0 and limit >= 0
+        if not balanced:
             if self._balanced:
                 self._probe.accounting_error(Reason.CONSERVATION)
-            self._balanced = False
             limit, free = max(limit, 0), max(free, 0)
             evictable = None if evictable is None else max(evictable, 0)
             used = min(max(used, 0), limit)
+        self._balanced = balanced
         self.limit.value = limit
         self.free.value = free
         self.evictable.value = evictable

@@ -81,7 +81,7 @@ class VllmAdapter:
         rows: HostRows | None = getattr(manager, ROWS, None)
         if rows is not None:
             rows.settle(manager)
-            if stats is not None:
+            if rows.counts_skipped and stats is not None:
                 rows.take(stats.data["data"])
 
     def tiering_stats_taken(self, stats: Any, manager: Any) -> None:
