@@ -40,7 +40,7 @@ demo: $(INSTALLED) ## Run a real vLLM with three cache tiers on the CPU, and see
 	@python="$$($(BIN)/python tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu.demo $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that need no engine
-	$(BIN)/python -m pytest -m 'not engine' $(ARGS)
+	$(BIN)/python -m pytest -m 'not engine' --ignore=tests/engines/vllm $(ARGS)
 
 test-engines: $(INSTALLED) ## Run the tests against a real engine, in its own environment (3.3 GB at first)
 	@python="$$($(BIN)/python tools/engine_env.py $(ENGINE))" && set -x \
@@ -55,9 +55,9 @@ check: $(INSTALLED) ## Check format, lint, types, and that what is generated fit
 generate: $(INSTALLED) ## Generate code, documentation and dashboards from the catalogue
 	$(BIN)/python tools/generate.py
 
-bench: $(INSTALLED) ## Run the benchmarks
-	@for file in $(sort $(wildcard benchmarks/bench_*.py)); do \
-	  echo "$$file"; $(BIN)/python "$$file" $(ARGS) || exit; done
+bench: $(INSTALLED) ## Run the benchmarks; the second one needs a real engine
+	$(BIN)/python -m benchmarks.bench_hot_path $(ARGS)
+	@python="$$($(BIN)/python tools/engine_env.py vllm)" && set -x && "$$python" -m benchmarks.bench_vllm_manager $(ARGS)
 
 clean: ## Remove .venv; engine environments stay in their cache
 	rm -rf .venv

@@ -21,6 +21,7 @@ from kvcache_otel.export.instruments import Instruments
 from kvcache_otel.export.readers import PeriodicReader, cell_reader
 from kvcache_otel.export.replay import Replay
 from kvcache_otel.export.settings import PROMETHEUS
+from kvcache_otel.export.spoken import SpokenExporter
 
 if TYPE_CHECKING:
     from kvcache_otel.export.prometheus import PrometheusServer
@@ -201,13 +202,14 @@ def _named(name: str, recorder: Recorder, settings: Settings) -> tuple[MetricRea
     kind: Any = entry.load()
     if isinstance(kind, type) and issubclass(kind, MetricReader):
         return cell_reader(kind)(recorder), f"{name} ({settings.variable})"
+    what = settings.describe(name)
     reader = PeriodicReader(
         recorder,
-        kind(),
+        SpokenExporter(kind(), what),
         export_interval_millis=settings.interval_s * 1000,
         export_timeout_millis=settings.timeout_s * 1000,
     )
-    return reader, settings.describe(name)
+    return reader, what
 
 
 def _resource() -> Resource:

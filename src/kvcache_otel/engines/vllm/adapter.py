@@ -115,8 +115,7 @@ class VllmAdapter:
         """`on_job_finished`: one transfer between the host tier and a secondary one has ended."""
         rows: TieringRows | None = getattr(tracker, ROWS, None)
         if rows is not None:
-            tier = rows.tiers[job_metadata.tier_idx]
-            tier.finished(job_metadata.transfer_job, result)
+            rows.finished(job_metadata.tier_idx, job_metadata.transfer_job, result)
 
     def load_enqueued(self, pool: Any, job_id: int, n_tasks: int, tasks: Tasks) -> tuple[Any, ...] | None:
         """`enqueue_load`: a read begins to wait for a thread."""

@@ -112,18 +112,19 @@ class SecondaryRows:
 
     def finished(self, job: Any, result: Any) -> None:
         """Counts one finished job, by vLLM's own rule of what moved."""
-        moved = bool(result.success)
-        if moved:
-            (self.promotion if job.is_promotion else self.cascade).finished.add(1)
+        route = self.promotion if job.is_promotion else self.cascade
+        if result.success:
+            route.finished.add(1)
         elif not job.is_promotion:
             self.failed_cascade.add(1)
+            return
         elif result.successful_keys:
             self.partial_promotion.add(1)
-            moved = True
         else:
             self.failed_promotion.add(1)
-        if moved and result.transfer_time is not None:
-            (self.promotion if job.is_promotion else self.cascade).duration.record(result.transfer_time)
+            return
+        if result.transfer_time is not None:
+            route.duration.record(result.transfer_time)
 
 
 class QueueRows:
@@ -200,6 +201,10 @@ class TieringRows:
             "promotion_allocation_failures": {(): refused.add},
         }
         self._sinks = tuple((_TIERING + name, by_label) for name, by_label in sinks.items() if by_label)
+
+    def finished(self, tier_index: int, job: Any, result: Any) -> None:
+        """Counts one finished job of one tier."""
+        self.tiers[tier_index].finished(job, result)
 
     def take(self, values: dict[str, Any]) -> None:
         """Takes over what one `get_stats` of the manager returned: ``{metric: {labels: value or samples}}``."""

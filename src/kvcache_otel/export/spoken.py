@@ -1,0 +1,64 @@
+"""Says when a push exporter stops getting through, and when it does again: one line each, not one for every attempt."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricsData
+
+_logger = logging.getLogger(__name__)
+
+
+class SpokenExporter(MetricExporter):
+    """Passes everything on to another exporter, and says what becomes of it.
+
+    The SDK's own exporters log their failures, in words that name neither the variable at fault nor what it means.
+    """
+
+    def __init__(self, exporter: Any, what: str) -> None:
+        """Args:
+        exporter: The exporter.
+        what: Where it exports to and which variable asked for it, in words.
+        """
+        super().__init__(
+            preferred_temporality=getattr(exporter, "_preferred_temporality", None),
+            preferred_aggregation=getattr(exporter, "_preferred_aggregation", None),
+        )
+        self._exporter = exporter
+        self._what = what
+        self._failing = False
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
+        """Exports, and says when the outcome is another than the last time."""
+        try:
+            result = self._exporter.export(metrics_data, timeout_millis=timeout_millis, **kwargs)
+        except Exception:
+            self._say(failing=True)
+            raise
+        self._say(failing=result is not MetricExportResult.SUCCESS)
+        return result
+
+    def force_flush(self, *args: Any, **kwargs: Any) -> bool:
+        """As the exporter does it."""
+        return self._exporter.force_flush(*args, **kwargs)
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """As the exporter does it."""
+        self._exporter.shutdown(*args, **kwargs)
+
+    def _say(self, *, failing: bool) -> None:
+        if failing == self._failing:
+            return
+        self._failing = failing
+        if failing:
+            _logger.warning(
+                "kvcache: nothing gets through to %s; the engine is not affected, counting goes on, and the next "
+                "export that gets through has it all",
+                self._what,
+            )
+        else:
+            _logger.info("kvcache: exports get through again to %s", self._what)

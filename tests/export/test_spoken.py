@@ -1,0 +1,73 @@
+"""One line when exports stop getting through, one when they do again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import Counter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+)
+
+from kvcache_otel.export.spoken import SpokenExporter
+
+NOTHING = MetricsData(resource_metrics=[])
+
+
+class Scripted(MetricExporter):
+    """An exporter whose outcomes are given beforehand; an exception is raised."""
+
+    def __init__(self, *outcomes: MetricExportResult | Exception) -> None:
+        super().__init__(preferred_temporality={Counter: AggregationTemporality.DELTA})
+        self.outcomes = list(outcomes)
+        self.calls: list[tuple[str, Any]] = []
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
+        self.calls.append(("export", timeout_millis))
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        self.calls.append(("flush", timeout_millis))
+        return False
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
+        self.calls.append(("shutdown", timeout_millis))
+
+
+OK, FAILED = MetricExportResult.SUCCESS, MetricExportResult.FAILURE
+
+
+def test_each_change_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    exporter = SpokenExporter(Scripted(OK, FAILED, FAILED, FAILED, OK, OK, FAILED), "OTLP to there (VARIABLE=there)")
+    results = [exporter.export(NOTHING) for _ in range(7)]
+    assert results == [OK, FAILED, FAILED, FAILED, OK, OK, FAILED]
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["WARNING", "INFO", "WARNING"]
+    assert all("VARIABLE=there" in record.getMessage() for record in caplog.records)
+
+
+def test_an_exception_is_a_failure_and_passes(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = SpokenExporter(Scripted(ConnectionError("gone"), ConnectionError("gone")), "there")
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="gone"):
+            exporter.export(NOTHING)
+    assert len(caplog.records) == 1
+
+
+def test_everything_else_is_the_exporters_own() -> None:
+    scripted = Scripted(OK)
+    exporter = SpokenExporter(scripted, "there")
+    assert exporter._preferred_temporality == {Counter: AggregationTemporality.DELTA}
+    exporter.export(NOTHING, timeout_millis=5)
+    assert exporter.force_flush(timeout_millis=6) is False
+    exporter.shutdown(timeout_millis=7)
+    assert scripted.calls == [("export", 5), ("flush", 6), ("shutdown", 7)]
