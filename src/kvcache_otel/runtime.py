@@ -59,7 +59,7 @@ class Runtime:
 
         Args:
             identity: The cache's.
-            local_rank: Which of the engine's ranks on this machine owns it; moves the Prometheus port.
+            local_rank: Which of the engine's processes on this machine owns it; moves the Prometheus port.
         """
         with self._lock:
             if self._recorder is None:

@@ -15,6 +15,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 
 from kvcache_otel.export.spoken import SpokenExporter
+from tests.support.processes import free_port
 
 NOTHING = MetricsData(resource_metrics=[])
 
@@ -71,3 +72,15 @@ def test_everything_else_is_the_exporters_own() -> None:
     assert exporter.force_flush(timeout_millis=6) is False
     exporter.shutdown(timeout_millis=7)
     assert scripted.calls == [("export", 5), ("flush", 6), ("shutdown", 7)]
+
+
+def test_a_collector_that_is_not_there_is_said_with_the_variable(caplog: pytest.LogCaptureFixture) -> None:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+    nowhere = f"http://127.0.0.1:{free_port()}/v1/metrics"
+    exporter = SpokenExporter(OTLPMetricExporter(endpoint=nowhere, timeout=1), f"OTLP to {nowhere} (VARIABLE)")
+    assert exporter.export(NOTHING) is FAILED
+    ours = [record for record in caplog.records if record.name.startswith("kvcache_otel")]
+    assert [record.levelname for record in ours] == ["WARNING"]
+    assert f"{nowhere} (VARIABLE); the engine is not affected" in ours[0].getMessage()
+    exporter.shutdown()

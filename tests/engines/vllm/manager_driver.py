@@ -444,6 +444,10 @@ class ManagerDriver:
     def reset(self) -> None:
         """Empty the host tier. Pins and pending stores are void from here on: forget them."""
         self.manager.reset_cache()
+        # From 0.33 on the scheduler also says when the workers know of it; until then nothing is promoted.
+        flushed = getattr(self.manager, "on_reset_flushed", None)
+        if flushed is not None:
+            flushed()
 
     def _wait_a_step(self) -> None:
         time.sleep(0.002)

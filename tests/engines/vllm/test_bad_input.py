@@ -194,9 +194,17 @@ def test_a_collector_that_nobody_reaches_keeps_no_process_from_ending(tmp_path: 
     assert result["written"] == len(BLOCKS) * CHUNK_BYTES
     assert result["seconds"] < 3
     assert ended.exit_seconds < EXIT_SECONDS
-    assert len(ended.ours) == 1, ended.ours
-    assert f"(OTEL_EXPORTER_OTLP_ENDPOINT={UNREACHABLE})" in ended.ours[0]
+    where, *unreached = ended.ours
+    assert f"(OTEL_EXPORTER_OTLP_ENDPOINT={UNREACHABLE})" in where
+    _assert_said_once(unreached)
     assert "Traceback" not in ended.err
+
+
+def _assert_said_once(unreached: list[str]) -> None:
+    # The exporter gives up after ten seconds, or when it is shut down: a process that ends just then says no more.
+    assert len(unreached) <= 1, unreached
+    for line in unreached:
+        assert re.fullmatch(rf"kvcache: nothing gets through to OTLP over \w+ to {UNREACHABLE}.*", line), line
 
 
 def test_a_whole_engine_answers_as_if_we_were_not_there(tmp_path: Path) -> None:
@@ -224,6 +232,6 @@ def test_a_whole_engine_answers_as_if_we_were_not_there(tmp_path: Path) -> None:
         r"kvcache: OTEL_METRICS_EXPORTER=nonsense,otlp: nothing is exported by 'nonsense': .*",
         rf"kvcache: exports to OTLP over gRPC to {UNREACHABLE} every 10 s \(OTEL_METRICS_EXPORTER=nonsense,otlp\)",
     ]
-    assert len(ended.ours) == len(expected), ended.ours
-    for said, line in zip(ended.ours, expected, strict=True):
+    _assert_said_once(ended.ours[len(expected) :])
+    for said, line in zip(ended.ours, expected, strict=False):
         assert re.fullmatch(line, said), said

@@ -126,6 +126,16 @@ def _situations(driver: ManagerDriver) -> int:
     return evicted
 
 
+def _evicted_from_host(driver: ManagerDriver) -> int:
+    """How many blocks vLLM published as removed from the host tier since the last call."""
+    return sum(
+        len(event.keys)
+        for event in driver.take_events()
+        # From 0.33 on a store that failed is taken back in public, too; that evicts nothing.
+        if event.removed and event.medium is Medium.CPU and not getattr(event, "metadata_only", False)
+    )
+
+
 @pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_every_situation_counts_as_vllm_counts_it(make: Callable[..., ManagerDriver], rows: Rows, policy: str) -> None:
     driver = make(policy=policy)
@@ -147,7 +157,7 @@ def test_evictions_equal_the_removals_that_vllm_publishes(
 ) -> None:
     driver = make(policy=policy)
     _situations(driver)
-    removed = sum(len(event.keys) for event in driver.take_events() if event.removed and event.medium is Medium.CPU)
+    removed = _evicted_from_host(driver)
     assert removed > CAPACITY
     assert rows.value(semconv.EVICTION_TOKENS, tier="host", pool="kv") == removed * TOKENS
 
@@ -175,9 +185,7 @@ def test_identities_hold_after_every_step_of_a_random_walk(
         nonlocal removed
         assert_equals_vllm(rows, driver.totals)
         assert_equals_recount(rows, driver.recount(), tokens=TOKENS)
-        removed += sum(
-            len(event.keys) for event in driver.take_events() if event.removed and event.medium is Medium.CPU
-        )
+        removed += _evicted_from_host(driver)
         assert rows.value(semconv.EVICTION_TOKENS, tier="host", pool="kv") == removed * TOKENS
         instrumented.assert_sound()
 

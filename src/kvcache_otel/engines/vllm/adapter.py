@@ -27,7 +27,8 @@ class VllmAdapter:
 
     def __init__(self, probe: Callable[[Identity, int], CacheProbe], flush: Callable[[], None]) -> None:
         """Args:
-        probe: Gives the probe for a cache that has been built: its identity, and its rank among those on this machine.
+        probe: Gives the probe for a cache that has been built: its identity, and how far from the first Prometheus port
+            that of its process is.
         flush: Exports what there is, within a short deadline of its own.
         """
         self._probe = probe
@@ -39,8 +40,7 @@ class VllmAdapter:
         """`get_manager`: builds the manager at the first call, returns the same one ever after."""
         if getattr(manager, ROWS, None) is not None:
             return
-        identity = config.scheduler_identity(spec)
-        probe = self._probe(identity, identity.rank.dp)
+        probe = self._probe(config.scheduler_identity(spec), config.scheduler_port(spec))
         tokens, pool = config.chunk_tokens(spec), config.offload_pool(spec)
         manager._kvcache_otel_connector = ConnectorRows(probe)
         tracker = getattr(manager, "_metrics", None)
@@ -55,7 +55,7 @@ class VllmAdapter:
         """`create_worker`: a rank's two directions exist from now on."""
         if getattr(worker._store_handler, ROWS, None) is not None:
             return
-        probe = self._probe(config.worker_identity(spec), config.local_rank(spec))
+        probe = self._probe(config.worker_identity(spec), config.worker_port(spec))
         worker._store_handler._kvcache_otel = DirectionRows(probe, store=True)
         worker._load_handler._kvcache_otel = DirectionRows(probe, store=False)
 

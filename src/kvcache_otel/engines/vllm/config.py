@@ -72,10 +72,19 @@ def worker_identity(spec: Any) -> Identity:
     return Identity(Engine.VLLM, type(spec).__name__, Rank(tp=tp, pp=pp, dp=parallel.data_parallel_index))
 
 
-def local_rank(spec: Any) -> int:
-    """Returns which of the replicas' workers on this machine a worker is, as far as the spec says."""
+def worker_port(spec: Any) -> int:
+    """Returns how far from the first Prometheus port a worker's is: its place among the workers of this machine."""
     parallel = spec.config.parallel
     replica = parallel.data_parallel_rank_local
     if replica is None:
         replica = parallel.data_parallel_index
     return replica * parallel.world_size + parallel.rank
+
+
+def scheduler_port(spec: Any) -> int:
+    """Returns how far from the first Prometheus port a scheduler's is: behind those of all workers.
+
+    A scheduler in one process with its worker has the worker's, which comes to life before it.
+    """
+    parallel = spec.config.parallel
+    return parallel.data_parallel_size * parallel.world_size + parallel.data_parallel_index
