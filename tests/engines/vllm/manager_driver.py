@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from examples.vllm_cpu.engine import fs_tier
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -50,6 +51,8 @@ from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from tests.engines.vllm.backpressure import ALWAYS
 
 if TYPE_CHECKING:
     import random
@@ -81,33 +84,9 @@ def content(block: int) -> bytes:
     return bytes([(block * 37 + 11) % 251]) * CHUNK_BYTES
 
 
-def fs_tier(root: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
-    """The configuration of a file-system tier, with ``options`` in addition or instead."""
-    return {
-        "type": "fs",
-        "root_dir": str(root),
-        "n_read_threads": 2,
-        "n_write_threads": 2,
-        "enable_kv_events": True,
-        "locality": "LOCAL",
-        **options,
-    }
-
-
 def backpressure(**options: Any) -> dict[str, Any]:
-    """A tier's ``backpressure`` that drops every store once two have finished.
-
-    Its water marks are lower than any disk is fast, and the pressure never decays: only a reset of the cache ends it.
-    """
-    return {
-        "backpressure_cls": "EMABackpressureDetector",
-        "policy_cls": "DropStorePolicy",
-        "high_water_s": 1e-9,
-        "low_water_s": 1e-10,
-        "warmup_completions": 1,
-        "decay_half_life_s": 0,
-        **options,
-    }
+    """A tier's ``backpressure`` that drops every store once two have finished, with ``options`` instead."""
+    return {**ALWAYS, **options}
 
 
 def make_config(
@@ -586,6 +565,30 @@ class ManagerDriver:
 
 def _chunk_ids(spec: Any) -> list[int]:
     return [int(chunk) for chunk in spec.chunk_ids]
+
+
+@contextlib.contextmanager
+def making_drivers(root: Path, capacity: int) -> Iterator[Callable[..., ManagerDriver]]:
+    """Makes drivers of a host tier and a file-system tier, and closes them in the end.
+
+    Args:
+        root: The folder of the file-system tier, which they share.
+        capacity: Blocks that the host tier has room for unless ``chunks`` says otherwise.
+    """
+    drivers: list[ManagerDriver] = []
+
+    def make(
+        *, chunks: int = capacity, fs: dict[str, Any] | None = None, spec_class: Any = None, **options: Any
+    ) -> ManagerDriver:
+        config = make_config(chunks, [fs_tier(root, **(fs or {}))], **options)
+        drivers.append(ManagerDriver(config, spec_class) if spec_class else ManagerDriver(config))
+        return drivers[-1]
+
+    try:
+        yield make
+    finally:
+        for driver in drivers:
+            driver.close()
 
 
 class Worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +22,8 @@ from tests.engines.vllm.manager_driver import (  # noqa: E402
     Worker,
     backpressure,
     content,
-    fs_tier,
     key,
-    make_config,
+    making_drivers,
     random_walk,
 )
 
@@ -42,18 +41,8 @@ CAPACITY = 8
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., ManagerDriver]]:
     """Makes drivers of a host tier of eight blocks and a file-system tier, and closes them in the end."""
-    drivers: list[ManagerDriver] = []
-
-    def make_driver(
-        *, chunks: int = CAPACITY, fs: dict[str, Any] | None = None, spec_class: Any = None, **options: Any
-    ) -> ManagerDriver:
-        config = make_config(chunks, [fs_tier(tmp_path / "blocks", **(fs or {}))], **options)
-        drivers.append(ManagerDriver(config, spec_class) if spec_class else ManagerDriver(config))
-        return drivers[-1]
-
-    yield make_driver
-    for driver in drivers:
-        driver.close()
+    with making_drivers(tmp_path / "blocks", CAPACITY) as make:
+        yield make
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,8 +21,7 @@ from tests.engines.vllm.manager_driver import (  # noqa: E402
     ManagerDriver,
     Worker,
     backpressure,
-    fs_tier,
-    make_config,
+    making_drivers,
     random_walk,
 )
 from tests.engines.vllm.oracle import (  # noqa: E402
@@ -52,18 +51,8 @@ TOKENS = 16
 @pytest.fixture
 def make(instrumented: Instrumented, tmp_path: Path) -> Iterator[Callable[..., ManagerDriver]]:
     """Makes drivers of an instrumented host tier and a file-system tier, and closes them in the end."""
-    drivers: list[ManagerDriver] = []
-
-    def make_driver(
-        *, chunks: int = CAPACITY, fs: dict[str, Any] | None = None, spec_class: Any = None, **options: Any
-    ) -> ManagerDriver:
-        config = make_config(chunks, [fs_tier(tmp_path / "blocks", **(fs or {}))], **options)
-        drivers.append(ManagerDriver(config, spec_class) if spec_class else ManagerDriver(config))
-        return drivers[-1]
-
-    yield make_driver
-    for driver in drivers:
-        driver.close()
+    with making_drivers(tmp_path / "blocks", CAPACITY) as make:
+        yield make
 
 
 @pytest.fixture
