@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 HOST_BLOCKS = 24
 BLOCK = tiny_model.BLOCK_TOKENS
 SETTLE_SECONDS = 0.25
-PREFIXES = ("vllm:kv_offload", "vllm:prompt_tokens", "vllm:prefix_cache", "vllm:external_prefix_cache")
+PREFIXES = (
+    "vllm:num_preemptions",
+    "vllm:kv_offload",
+    "vllm:prompt_tokens",
+    "vllm:prefix_cache",
+    "vllm:external_prefix_cache",
+)
 
 
 def situations(llm: LLM, blocks: Path) -> None:
@@ -74,6 +80,7 @@ def situations(llm: LLM, blocks: Path) -> None:
     engine.generate_batch(llm, [13, 14], 20 * BLOCK + 5)  # no room for promotions of that size together
     _settle(llm)
     engine.generate_batch(llm, range(20, 32))  # more than fits on the device: evictions there
+    engine.generate_batch(llm, range(50, 54), 14 * BLOCK + 5, new_tokens=4 * BLOCK)  # grow out of it: preemptions
     _settle(llm)
 
 

@@ -178,6 +178,7 @@ def test_every_situation_came_up(run: Run) -> None:
         "no room for a store": theirs("kv_offload_allocation_failure_total"),
         "no room for a promotion": theirs("kv_offload_tiering_promotion_allocation_failures_total"),
         "back-pressure": theirs("kv_offload_tiering_backpressure_blocks_dropped_total", tier="2:fs"),
+        "preemption": theirs("num_preemptions_total"),
         "host eviction": _total(run.pulled, semconv.EVICTION_TOKENS.name, **{semconv.KVCACHE_TIER: "host"}),
         "device eviction": _total(run.pulled, semconv.EVICTION_TOKENS.name, **{semconv.KVCACHE_TIER: "device"}),
     }
