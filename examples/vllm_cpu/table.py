@@ -59,7 +59,20 @@ class Scrape:
 def render(text: str) -> str:
     """Returns the table of one scrape."""
     scrape = Scrape(text)
-    return "\n\n".join([_served(scrape), _holding(scrape), _lookups(scrape), _moving(scrape), _losing(scrape)])
+    return "\n\n".join(
+        [
+            _served(scrape),
+            _holding(scrape),
+            "  vLLM counts cached blocks that no request uses as free: see the blocks held. What the disk\n"
+            "  holds it does not say.",
+            _lookups(scrape),
+            "  A tier is asked only for what the nearer ones do not have, and only up to the first block that\n"
+            "  none of them has.",
+            _moving(scrape),
+            "  There is no device here: how long its copies take is made up.",
+            _losing(scrape),
+        ]
+    ).replace("\n\n  ", "\n  ")
 
 
 def _served(scrape: Scrape) -> str:

@@ -5,7 +5,7 @@ python -m examples.vllm_cpu.tiny_model FOLDER
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 BLOCK_TOKENS = 32
@@ -72,13 +72,12 @@ def build(path: str | Path) -> Path:
     return folder
 
 
-def main() -> int:
-    if len(sys.argv) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    print(build(sys.argv[1]))
-    return 0
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description="Make a tiny Llama with random weights, offline.")
+    parser.add_argument("folder", help="where to; a model that is already there is left as it is")
+    print(build(parser.parse_args().folder))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

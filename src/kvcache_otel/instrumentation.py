@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -71,6 +72,8 @@ class Instrumentation:
             table = importlib.import_module(f"{package}.table")
             self.hooks[engine] = HookSet(table.HOOKS, lambda body: getattr(self._adapter(engine), body))
             self.hooks[engine].attach()
+            if meter_provider is not None and not settings.enabled:
+                _check_processes(table)
             self._imports.when_imported(engine, lambda module: _check_version(module, table))
 
     def detach(self) -> None:
@@ -116,6 +119,18 @@ def borrow_handlers(engine: str) -> None:
 def _counts_exactly() -> bool:
     # As `record.cells.EXACT` has it; importing that takes longer than a process without a cache should wait for us.
     return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def _check_processes(table: Any) -> None:
+    variable, value = table.IN_ONE_PROCESS
+    if os.environ.get(variable, "") != value:
+        _logger.warning(
+            "kvcache: %s runs in other processes unless %s=%s, and the meter_provider given here does not follow it; "
+            "the OTEL_* variables do",
+            table.NAME,
+            variable,
+            value,
+        )
 
 
 def _check_version(module: ModuleType, table: Any) -> None:

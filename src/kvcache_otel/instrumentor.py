@@ -22,7 +22,8 @@ _logger = logging.getLogger("kvcache_otel")
 class KVCacheInstrumentor(BaseInstrumentor):
     """Instruments the KV caches of every engine that this process imports, before or after this call.
 
-    Caches that were built before are not seen.
+    Caches that were built before are not seen, nor are those that an engine builds in processes of its own: for these,
+    set the ``OTEL_*`` variables, and the engine's plugin entry point does the same there.
 
     Example:
         >>> KVCacheInstrumentor().instrument(meter_provider=provider)

@@ -382,7 +382,7 @@ def test_a_port_that_is_taken(run: Doctor) -> None:
 def test_any_port_is_a_note(run: Doctor) -> None:
     said = run(OTEL_METRICS_EXPORTER="prometheus", OTEL_EXPORTER_PROMETHEUS_PORT="0")
     assert said.sentence.startswith("All is well")
-    assert "note each rank listens on any free port" in said.words
+    assert "note each rank and the scheduler listen on any free port" in said.words
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
@@ -460,3 +460,15 @@ def test_the_command_line(arguments: list[str], status: int, capsys: pytest.Capt
     assert ended.value.code == status
     said = capsys.readouterr()
     assert (__version__ in said.out) == (status == 0)
+
+
+@pytest.mark.parametrize(
+    ("port", "protocol", "other"),
+    [(4318, "grpc", "http/protobuf"), (4317, "http/protobuf", "grpc"), (4318, "", "http")],
+)
+def test_the_port_of_the_other_protocol_is_a_warning(run: Doctor, port: int, protocol: str, other: str) -> None:
+    said = run(OTEL_EXPORTER_OTLP_ENDPOINT=f"http://localhost:{port}", OTEL_EXPORTER_OTLP_PROTOCOL=protocol)
+    assert f"port {port} is where collectors take the protocol {other}" in said.words
+    right = "http/protobuf" if port == 4318 else "grpc"
+    said = run(OTEL_EXPORTER_OTLP_ENDPOINT=f"http://localhost:{port}", OTEL_EXPORTER_OTLP_PROTOCOL=right)
+    assert "is where collectors take" not in said.words

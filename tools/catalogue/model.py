@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "kvcache."
 REASON = "kvcache.reason"
+ENGINE = "kvcache.engine"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Metric:
     bounds: str | None
     values: Mapping[str, Sequence[str]]
     zero: tuple[str, ...]
+    recorded_by: tuple[str, ...]
 
     @property
     def constant(self) -> str:

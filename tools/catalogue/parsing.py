@@ -54,7 +54,7 @@ def _parse_metric(node: Node) -> Metric:
     fields = _fields(node, where, required, "note attributes")
     if fields["type"] != "metric":
         raise ModelError([f"{where}: a group must be of type metric"])
-    own = _annotations(fields, where, "section", "fold identity bounds values zero")
+    own = _annotations(fields, where, "section", "fold identity bounds values zero recorded_by")
     return Metric(
         id=fields["id"],
         name=fields["metric_name"],
@@ -69,6 +69,7 @@ def _parse_metric(node: Node) -> Metric:
         bounds=own.get("bounds"),
         values=own.get("values", {}),
         zero=tuple(own.get("zero", ())),
+        recorded_by=tuple(own.get("recorded_by", ())),
     )
 
 

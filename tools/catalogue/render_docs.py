@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from catalogue import COMMAND, MODEL
 from catalogue.markdown import anchor, link, table, wrapped
-from catalogue.model import FOLDS, REASON, Attribute, AttributeRef, Member, Metric, Model, Section
+from catalogue.model import ENGINE, FOLDS, REASON, Attribute, AttributeRef, Member, Metric, Model, Section
 from catalogue.prometheus import prometheus_names
 from catalogue.words import listed
 
@@ -21,8 +21,8 @@ DOCS_INTRO = f"""\
 
 # Metrics
 
-Everything that kvcache-otel can record, with its name in OpenTelemetry and in Prometheus. What an engine version can
-really tell is a part of this list; `kvcache.telemetry.hook.attached` says which.
+The vocabulary of kvcache-otel, with every name in OpenTelemetry and in Prometheus. Of each metric it is said which
+engines record it today; what one version of an engine cannot tell of that, `kvcache-otel doctor` lists.
 
 ## How to read them
 
@@ -52,7 +52,8 @@ up first, divide last.
 
 **Prometheus.** Names below are those of the OpenTelemetry Python exporter: dots become underscores, `s` and `By` are
 spelt out, counters end in `_total`, and up-down counters and gauges have no further suffix. Attributes are translated
-in the same way, so `kvcache.tier` is the label `kvcache_tier`.
+in the same way, so `kvcache.tier` is the label `kvcache_tier`. A series without an attribute that others of its metric
+have carries the label empty, which to Prometheus is the same: failures are `{{error_type!=""}}`.
 """
 
 
@@ -138,7 +139,13 @@ def _render_metric_docs(metric: Metric, model: Model) -> str:
     if metric.zero:
         presets = listed([f"`{name}`" for name in metric.zero], "and")
         parts.append(wrapped(f"Every combination of {presets} is present from the start, at zero."))
+    parts.append(f"Recorded by: {_recorders(metric, model)}.\n")
     return "\n".join(parts)
+
+
+def _recorders(metric: Metric, model: Model) -> str:
+    briefs = {member.value: member.brief.removesuffix(".") for member in model.known(ENGINE).members}
+    return listed([briefs[engine] for engine in metric.recorded_by], "and") if metric.recorded_by else "nothing, as yet"
 
 
 def _ref_row(ref: AttributeRef, metric: Metric, model: Model) -> tuple[str, str, str]:

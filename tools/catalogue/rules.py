@@ -6,10 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from catalogue.model import FOLDS, NAMESPACE, REASON, Attribute, Metric, Model
+from catalogue.model import ENGINE, FOLDS, NAMESPACE, REASON, Attribute, Metric, Model
 from catalogue.words import listed
-
-ENGINE = "kvcache.engine"
 
 Rule = Callable[[Metric, Model], Iterator[str]]
 """Yields what is wrong with one metric; the metric's name is put in front of it."""
@@ -138,6 +136,13 @@ def zero_rows_are_finite(metric: Metric, model: Model) -> Iterator[str]:
             yield f"presets {name}, whose values are open"
 
 
+def recorders_are_engines(metric: Metric, model: Model) -> Iterator[str]:
+    """Whoever records a metric is one of the catalogue's engines."""
+    for engine in metric.recorded_by:
+        if engine not in _values_of(ENGINE, model):
+            yield f"is recorded by {engine}, which is no value of {ENGINE}"
+
+
 RULES: tuple[Rule, ...] = (
     name_is_ours_and_dotted,
     name_says_nothing_twice,
@@ -151,6 +156,7 @@ RULES: tuple[Rule, ...] = (
     reason_is_closed,
     values_are_members,
     zero_rows_are_finite,
+    recorders_are_engines,
 )
 
 

@@ -105,7 +105,7 @@ def _reach(exporter: str, settings: Settings) -> list[Finding]:
     if exporter == PROMETHEUS:
         return _prometheus(settings.prometheus_host, settings.prometheus_port)
     if exporter in (OTLP_GRPC, OTLP_HTTP):
-        return [_listens(exporter, settings.otlp_endpoint)]
+        return [_listens(exporter, settings.otlp_endpoint), *_usual_port(exporter, settings.otlp_endpoint)]
     return []
 
 
@@ -123,12 +123,26 @@ def _listens(exporter: str, endpoint: str) -> Finding:
     return warning(f"nothing listens at {endpoint}: {why}", "start a collector there; until then exports fail")
 
 
+def _usual_port(exporter: str, endpoint: str) -> list[Finding]:
+    """Says when a port is the one that collectors use for the other protocol: something listens there, and is deaf."""
+    try:
+        port = urlsplit(endpoint).port
+    except ValueError:
+        return []
+    other, protocol = {OTLP_GRPC: (4318, "http/protobuf"), OTLP_HTTP: (4317, "grpc")}[exporter]
+    if port != other:
+        return []
+    remedy = f"if so, set OTEL_EXPORTER_OTLP_PROTOCOL={protocol}"
+    return [warning(f"port {port} is where collectors take the protocol {protocol}, as a rule", remedy)]
+
+
 def _prometheus(host: str, port: int) -> list[Finding]:
     if port == 0:
-        return [note("each rank listens on any free port: see its log for which")]
+        return [note("each rank and the scheduler listen on any free port: see the log for which")]
     why = _taken(host, port)
     if why is None:
-        port_found = ok(f"port {port} of {host} is free; local rank n listens on {port} + n")
+        whose = "the scheduler after the last rank, or with it where both are one process"
+        port_found = ok(f"port {port} of {host} is free: rank n listens on {port} + n, {whose}")
     elif why.errno is not None and not isinstance(why, socket.gaierror) and _taken(host, 0) is None:
         text = f"port {port} of {host} cannot be used now: {os.strerror(why.errno)}; the next free one would be"
         port_found = warning(text, "free it, or set OTEL_EXPORTER_PROMETHEUS_PORT to another")

@@ -57,7 +57,7 @@ class SpokenExporter(MetricExporter):
         if failing:
             _logger.warning(
                 "kvcache: nothing gets through to %s; the engine is not affected, counting goes on, and the next "
-                "export that gets through has it all",
+                "export that gets through has it all (`kvcache-otel doctor` looks at the endpoint)",
                 self._what,
             )
         else:

@@ -125,6 +125,7 @@ BROKEN_METRICS = {
     "values of nothing": (TOKENS, annotated(values={"kvcache.state": ["free"]}), "does not carry"),
     "preset not carried": (TOKENS, annotated(zero=["kvcache.state"]), "does not carry"),
     "preset open": (LOST, annotated(zero=["kvcache.worker"]), "open"),
+    "recorded by nobody known": (TOKENS, annotated(recorded_by=["llama"]), "recorded by llama"),
     "misspelt annotation": (TOKENS, annotated(folds="sum"), "folds"),
     "misspelt field": (TOKENS, with_field("units", "{token}"), "units"),
     "missing field": (TOKENS, lambda node: node.pop("unit"), "unit"),

@@ -19,6 +19,9 @@ PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "kvcache_otel"
 PLUGIN_ALLOW_LIST = "VLLM_PLUGINS"
 
+# What makes vLLM stay in the process that makes it; a MeterProvider cannot follow it into others.
+IN_ONE_PROCESS = ("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
 # What keeps it quiet while `doctor` imports it.
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}
 
@@ -169,6 +172,8 @@ LIMITS: tuple[tuple[str, str], ...] = (
         "kvcache.usage has no row with tier=device and state=evictable",
         "",
     ),
+    ("how full the secondary tiers are, and what they evict", ""),
+    ("block lookups in the device tier; the tokens that it served are in kvcache.lookup.tokens", ""),
     ("how long a transfer waits in a queue, except to and from the fs tier", ""),
     ("how long an eviction takes", ""),
     (
