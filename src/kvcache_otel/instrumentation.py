@@ -44,6 +44,7 @@ class Instrumentation:
         self._adapters: dict[str, Any] = {}
         self._imports = PostImport()
         self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._forked)
 
     @property
     def runtime(self) -> Runtime | None:
@@ -88,8 +89,13 @@ class Instrumentation:
         if runtime is not None:
             runtime.stop()
 
+    def _forked(self) -> None:
+        self._lock = threading.RLock()  # Whoever held it is not in this process.
+
     def _adapter(self, engine: str) -> Any:
         with self._lock:
+            if engine not in self.hooks:
+                raise LookupError(f"{engine} was detached meanwhile")
             if engine not in self._adapters:
                 package, name = ENGINES[engine]
                 adapter: Callable[..., Any] = getattr(importlib.import_module(f"{package}.adapter"), name)

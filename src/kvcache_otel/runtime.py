@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from kvcache_otel import semconv
-from kvcache_otel.export.provider import needs_replay, start
+from kvcache_otel.export.provider import needs_replay, process_provider, start
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from kvcache_otel.export.provider import Exporter
     from kvcache_otel.export.settings import Settings
     from kvcache_otel.identity import Identity
+
+_recorder_of: weakref.WeakKeyDictionary[MeterProvider, Recorder] = weakref.WeakKeyDictionary()
 
 # What a dying engine process may wait for its last export. vLLM gives its children 5 s in all.
 FLUSH_SECONDS = 1.0
@@ -39,7 +42,8 @@ class Runtime:
         self._settings = settings
         self._meter_provider = meter_provider
         self._hooks = tuple(hooks)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler may stop what it has interrupted.
+        self._stopped = False
         self._recorder: Recorder | None = None
         self._exporter: Exporter | None = None
         os.register_at_fork(after_in_child=self._forked)
@@ -63,11 +67,12 @@ class Runtime:
         """
         with self._lock:
             if self._recorder is None:
-                self._recorder = Recorder(identity, replay=needs_replay(self._settings, self._meter_provider))
+                self._recorder = self._make_recorder(identity)
                 self._watch_hooks(self._recorder)
-                self._exporter = start(
-                    self._recorder, self._settings, local_rank=local_rank, meter_provider=self._meter_provider
-                )
+                if not self._stopped:
+                    self._exporter = start(
+                        self._recorder, self._settings, local_rank=local_rank, meter_provider=self._meter_provider
+                    )
             return CacheProbe(self._recorder, identity)
 
     def flush(self, timeout_s: float = FLUSH_SECONDS) -> bool:
@@ -77,9 +82,24 @@ class Runtime:
     def stop(self, timeout_s: float = FLUSH_SECONDS) -> None:
         """Exports what there is and ends exporting. Never raises, never takes longer."""
         with self._lock:
+            self._stopped = True
             exporter, self._exporter, self._recorder = self._exporter, None, None
         if exporter is not None:
             exporter.stop(timeout_s)
+
+    def _make_recorder(self, identity: Identity) -> Recorder:
+        """Returns a new recorder, or the one that this MeterProvider has read before.
+
+        A provider keeps its instruments for ever, and their counters may not go down.
+        """
+        replay = needs_replay(self._settings, self._meter_provider)
+        provider = self._meter_provider or process_provider()
+        if provider is None:
+            return Recorder(identity, replay=replay)
+        recorder = _recorder_of.get(provider)
+        if recorder is None:
+            recorder = _recorder_of[provider] = Recorder(identity, replay=replay)
+        return recorder
 
     def _watch_hooks(self, recorder: Recorder) -> None:
         for hooks in self._hooks:
@@ -91,9 +111,10 @@ class Runtime:
     def _forked(self) -> None:
         # The child owns none of the parent's caches yet. What they counted so far was the parent's to tell, and the
         # parent's exporter does not work here.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         if self._recorder is not None:
             self._recorder.reset()
+        _recorder_of.clear()
         self._recorder = None
         self._exporter = None
 

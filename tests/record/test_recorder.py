@@ -607,3 +607,12 @@ class RandomWalk(RuleBasedStateMachine):
 
 RandomWalk.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestRandomWalk = RandomWalk.TestCase
+
+
+@pytest.mark.parametrize(("held", "exported"), [(2**63 - 1, int), (2**64, float), (10**400, float)])
+def test_a_number_that_64_bits_do_not_hold_is_a_float(held: int, exported: type) -> None:
+    recorder = Recorder(Identity("vllm", "Cache"))
+    level = recorder.level(semconv.LIMIT, {semconv.KVCACHE_TIER: "host", semconv.KVCACHE_POOL: "kv"})
+    level.value = held
+    (point,) = recorder.points(semconv.LIMIT)
+    assert type(point.value) is exported

@@ -180,17 +180,23 @@ def _after(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]
             try:
                 body(result, *args, **kwargs)
             except Exception as error:
-                point.failed(error)
+                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
+                    point.failed(error)
+                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
+                    pass
         return result
 
-    def hooked_alone(owner: Any) -> Any:
-        result = function(owner)
+    def hooked_alone(self: Any) -> Any:
+        result = function(self)
         body = point.body
         if body is not None:
             try:
-                body(result, owner)
+                body(result, self)
             except Exception as error:
-                point.failed(error)
+                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
+                    point.failed(error)
+                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
+                    pass
         return result
 
     # Methods without arguments are what engines call in every step; packing and unpacking none takes half the time.
@@ -211,7 +217,10 @@ def _before(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any
             try:
                 body(*args, **kwargs)
             except Exception as error:
-                point.failed(error)
+                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
+                    point.failed(error)
+                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
+                    pass
         return function(*args, **kwargs)
 
     return _like(function, hooked)
@@ -226,7 +235,10 @@ def _arguments(point: HookPoint, function: Callable[..., Any]) -> Callable[..., 
                 if replaced is not None:
                     args, kwargs = replaced, {}
             except Exception as error:
-                point.failed(error)
+                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
+                    point.failed(error)
+                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
+                    pass
         return function(*args, **kwargs)
 
     return _like(function, hooked)

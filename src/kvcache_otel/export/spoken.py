@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult
+from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExporter, MetricExportResult
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData
@@ -31,6 +31,8 @@ class SpokenExporter(MetricExporter):
         self._exporter = exporter
         self._what = what
         self._failing = False
+        temporalities = (self._preferred_temporality or {}).values()
+        self._sends_deltas = AggregationTemporality.DELTA in temporalities
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Exports, and says when the outcome is another than the last time."""
@@ -56,9 +58,12 @@ class SpokenExporter(MetricExporter):
         self._failing = failing
         if failing:
             _logger.warning(
-                "kvcache: nothing gets through to %s; the engine is not affected, counting goes on, and the next "
-                "export that gets through has it all (`kvcache-otel doctor` looks at the endpoint)",
+                "kvcache: nothing gets through to %s; the engine is not affected, counting goes on, and %s "
+                "(`kvcache-otel doctor` looks at the endpoint)",
                 self._what,
+                "what is counted until exports get through is lost, as they are deltas"
+                if self._sends_deltas
+                else "the next export that gets through has it all",
             )
         else:
             _logger.info("kvcache: exports get through again to %s", self._what)

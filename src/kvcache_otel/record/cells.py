@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 _INFINITY = float("inf")
 
+_NOT_A_NUMBER = float("nan")
+
+# OTLP's integers have 64 bits, with a sign; one that has more would keep everything beside it from being exported.
+_TOO_MUCH = 2**63
+
 # Batches of samples that wait for a reader, at the most; a reader comes every few seconds.
 BATCHES = 4096
 
@@ -40,14 +45,14 @@ class Counter:
 
     def __init__(self, refuse: Callable[[float], None]) -> None:
         """Args:
-        refuse: Told of every amount that is negative, infinite or not a number; such amounts are not added.
+        refuse: Told of every amount that is negative, not a number or of 2**63 and more; such amounts are not added.
         """
         self.value: int | float = 0
         self._refuse = refuse
 
     def add(self, amount: int | float = 1) -> None:
-        """Adds a finite amount of at least 0."""
-        if 0 <= amount < _INFINITY:
+        """Adds an amount of at least 0 and less than 2**63: an int or a float of Python's own."""
+        if 0 <= amount < _TOO_MUCH:
             self.value += amount
         else:
             self._refuse(amount)
@@ -106,7 +111,10 @@ class Histogram:
             except IndexError:  # Another thread took the last one.
                 return
             for sample in batch:
-                self.record(sample)
+                try:
+                    self.record(sample)
+                except TypeError:  # Not a number at all: the rest of its batch is.
+                    self._refuse(_NOT_A_NUMBER)
 
     def read(self) -> tuple[list[int], float]:
         """Returns the bucket counts and the sum, taken at one moment."""

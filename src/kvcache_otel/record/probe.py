@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Labels = dict[str, str | int]
 
+# As in `cells`: what goes past them must be checked here.
+_TOO_MUCH = 2**63
+
 
 class CacheProbe:
     """What an adapter tells about one cache of one rank."""
@@ -200,7 +203,7 @@ class Lookups:
 
     def answered(self, queries: int, hits: int) -> None:
         """Tells of lookups that were answered, as an engine sums them: how many, and how many found their block."""
-        if 0 <= hits <= queries:
+        if 0 <= hits <= queries < _TOO_MUCH:
             self.hits.value += hits
             self.misses.value += queries - hits
         else:  # Let the cells say what is wrong with it.

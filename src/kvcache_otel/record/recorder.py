@@ -311,7 +311,12 @@ class Recorder:
 
 
 def _number(value: int | float) -> int | float:
-    """Returns a plain number: an engine may hand over numpy's, which exporters do not know."""
-    if type(value) in (int, float):
+    """Returns a number that every exporter can encode: Python's own, and an int only where 64 bits hold it."""
+    if type(value) not in (int, float):
+        value = int(value) if isinstance(value, Integral) else float(value)
+    if -(2**63) <= value < 2**63:
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")

@@ -47,6 +47,7 @@ def _pristine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     for variable in list(os.environ):
         if variable.startswith("OTEL_"):
             monkeypatch.delenv(variable)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     caplog.set_level(logging.INFO)
     yield
     if KVCacheInstrumentor().is_instrumented_by_opentelemetry:
@@ -130,6 +131,19 @@ def test_instrumented_twice_is_counted_once(tmp_path: Path, caplog: pytest.LogCa
     ]
 
 
+@pytest.mark.parametrize(("in_one_process", "warnings"), [("0", 0), ("1", 1), (None, 1)])
+def test_a_provider_that_cannot_follow_the_engine_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, in_one_process: str | None, warnings: int
+) -> None:
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+    if in_one_process is not None:
+        monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", in_one_process)
+    KVCacheInstrumentor().instrument(meter_provider=Theirs().provider)
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == warnings
+    assert all("unless VLLM_ENABLE_V1_MULTIPROCESSING=0" in line for line in said)
+
+
 def test_uninstrumented_vllm_has_its_own_functions_back(tmp_path: Path) -> None:
     before = {hook.target: _function(hook.target) for hook in HOOKS}
     theirs = Theirs()
@@ -144,15 +158,16 @@ def test_uninstrumented_vllm_has_its_own_functions_back(tmp_path: Path) -> None:
     assert instrumentation.runtime is None
 
 
-def test_instrumented_again_it_counts_from_zero(tmp_path: Path) -> None:
+def test_instrumented_again_no_counter_goes_down(tmp_path: Path) -> None:
+    """In a provider that has counted before, counting goes on; in another it begins."""
     first, second = Theirs(), Theirs()
-    KVCacheInstrumentor().instrument(meter_provider=first.provider)
-    _use(tmp_path / "1", 12)
-    KVCacheInstrumentor().uninstrument()
-    for theirs, folder in ((second, "2"), (first, "3")):  # Another provider, then the first one again.
+    written = {first: 0.0, second: 0.0}
+    for turn, (theirs, blocks) in enumerate([(first, 12), (second, 8), (first, 8)]):
         KVCacheInstrumentor().instrument(meter_provider=theirs.provider)
-        totals = _use(tmp_path / folder, 8)
-        assert theirs.point(semconv.TRANSFER_IO, **CASCADE).value == totals.counter("tiering_write_bytes", DISK) > 0
+        totals = _use(tmp_path / str(turn), blocks)
+        assert totals.counter("tiering_write_bytes", DISK) > 0
+        written[theirs] += totals.counter("tiering_write_bytes", DISK)
+        assert theirs.point(semconv.TRANSFER_IO, **CASCADE).value == written[theirs]
         KVCacheInstrumentor().uninstrument()
 
 

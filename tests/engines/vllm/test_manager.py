@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from tests.conftest import require
 require("vllm")
 
 from examples.vllm_cpu.cpu_offload_spec import CpuTieringSpec  # noqa: E402
+from examples.vllm_cpu.engine import fs_tier  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, Medium  # noqa: E402
 
 from kvcache_otel import semconv  # noqa: E402
@@ -21,6 +23,7 @@ from tests.engines.vllm.manager_driver import (  # noqa: E402
     ManagerDriver,
     Worker,
     backpressure,
+    make_config,
     making_drivers,
     random_walk,
 )
@@ -334,6 +337,48 @@ def test_transfers_between_device_and_host_are_timed_by_their_own_events(
     assert times == pytest.approx([0.003, 0.2, 0.02], rel=0.5)
     assert_samples(rows.histogram(semconv.TRANSFER_DURATION, **store, timing="device_event"), times)
     worker.close()
+
+
+def test_an_emptied_tier_is_told_before_the_next_step(make: Callable[..., ManagerDriver], rows: Rows) -> None:
+    driver = make()
+    request = driver.request()
+    driver.store(request, range(4))
+    driver.settle()
+    driver.finish(request)
+    assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 4
+    driver.reset()
+    assert_equals_recount(rows, driver.recount(), tokens=TOKENS)
+    assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 0
+
+
+def test_rows_end_with_their_manager(instrumented: Instrumented, tmp_path: Path) -> None:
+    """A manager that is dropped with a transfer under way leaves nothing behind that the next one would inherit."""
+    rows = instrumented.rows
+    for turn in range(3):
+        driver = ManagerDriver(make_config(CAPACITY, [fs_tier(tmp_path / str(turn))]))
+        request = driver.request()
+        assert rows.value(semconv.TRANSFER_ACTIVE, **CASCADE) == 0
+        driver.store(request, range(4))
+        driver.drain()
+        assert rows.value(semconv.TRANSFER_ACTIVE, **CASCADE) == 1
+        driver.close()
+        del driver, request
+        gc.collect()
+        assert rows.values(semconv.TRANSFER_ACTIVE) == {}
+        assert rows.values(semconv.RESIDENT_BLOCKS) == {}
+        assert rows.values(semconv.USAGE) == {}
+
+
+def test_a_tier_that_was_not_there_when_its_manager_was_built_silences_no_other(
+    make: Callable[..., ManagerDriver], rows: Rows
+) -> None:
+    driver = make()
+    values = {"vllm:kv_offload_tiering_read_bytes": {("2:fs",): 7, ("1:fs",): 5}}
+    for _ in range(2):
+        driver.manager._kvcache_otel.take(values)
+    assert rows.value(semconv.TRANSFER_IO, **PROMOTION, timing="engine_report") == 10
+    assert rows.value(semconv.ACCOUNTING_ERRORS, reason="missing_row") == 1
+    rows.recorder.reset()  # That was on purpose.
 
 
 def test_evicting_a_block_that_was_never_cached_counts_nothing(rows: Rows) -> None:

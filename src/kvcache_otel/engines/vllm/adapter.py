@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.vllm import config
@@ -49,7 +50,9 @@ class VllmAdapter:
             return
         primary = manager.primary_tier
         primary._kvcache_otel = HostRows(probe, primary, tokens=tokens, pool=pool)
-        manager._kvcache_otel = tracker._kvcache_otel = TieringRows(probe, manager)
+        manager._kvcache_otel = TieringRows(probe, manager)
+        # vLLM keeps a tracker for ever, in a cache of one of its methods; the rows must go with the manager.
+        tracker._kvcache_otel = weakref.ref(manager._kvcache_otel)
 
     def worker_built(self, worker: Any, spec: Any, *_: Any, **__: Any) -> None:
         """`create_worker`: a rank's two directions exist from now on."""
@@ -102,6 +105,18 @@ class VllmAdapter:
         if rows is not None:
             rows.settle()
 
+    def host_reset(self, _: None, manager: Any) -> None:
+        """`CPUOffloadingManager.reset_cache`: an idle engine takes no step that would tell of it."""
+        rows: HostRows | None = getattr(manager, ROWS, None)
+        if rows is not None:
+            rows.settle(manager)
+
+    def device_reset(self, _: bool, pool: Any) -> None:
+        """`BlockPool.reset_prefix_cache`, as above."""
+        rows: DeviceRows | None = getattr(pool, ROWS, None)
+        if rows is not None:
+            rows.settle()
+
     # -- what vLLM does not say ------------------------------------------------------------------------------------
 
     def host_store_prepared(self, output: Any, manager: Any, *_: Any, **__: Any) -> None:
@@ -113,19 +128,18 @@ class VllmAdapter:
 
     def job_finished(self, _: None, tracker: Any, job_metadata: Any, result: Any) -> None:
         """`on_job_finished`: one transfer between the host tier and a secondary one has ended."""
-        rows: TieringRows | None = getattr(tracker, ROWS, None)
+        reference: weakref.ref[TieringRows] | None = getattr(tracker, ROWS, None)
+        rows = reference() if reference is not None else None
         if rows is not None:
             rows.finished(job_metadata.tier_idx, job_metadata.transfer_job, result)
 
     def load_enqueued(self, pool: Any, job_id: int, n_tasks: int, tasks: Tasks) -> tuple[Any, ...] | None:
         """`enqueue_load`: a read begins to wait for a thread."""
-        rows: QueueRows | None = getattr(pool, ROWS, None)
-        return None if rows is None else (pool, job_id, n_tasks, watch_first(tasks, rows.loads))
+        return _watched(pool, job_id, n_tasks, tasks, "loads")
 
     def store_enqueued(self, pool: Any, job_id: int, n_tasks: int, tasks: Tasks) -> tuple[Any, ...] | None:
         """`enqueue_store`: a write begins to wait for a thread."""
-        rows: QueueRows | None = getattr(pool, ROWS, None)
-        return None if rows is None else (pool, job_id, n_tasks, watch_first(tasks, rows.stores))
+        return _watched(pool, job_id, n_tasks, tasks, "stores")
 
     def transfer_submitted(self, submitted: bool, handler: Any, *_: Any, **__: Any) -> None:
         """`transfer_async`: a copy is on its stream."""
@@ -173,6 +187,13 @@ class VllmAdapter:
     def worker_stopping(self, *_: Any) -> None:
         """`WorkerProc.shutdown`."""
         self._flush()
+
+
+def _watched(pool: Any, job_id: int, n_tasks: int, tasks: Tasks, way: str) -> tuple[Any, ...] | None:
+    rows: QueueRows | None = getattr(pool, ROWS, None)
+    if rows is None or not isinstance(tasks, (list, tuple)):
+        return None  # An iterator is vLLM's to go through: what it raises belongs there.
+    return pool, job_id, n_tasks, watch_first(tasks, getattr(rows, way))
 
 
 def _offloading_manager(connector: Any) -> Any:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from kvcache_otel.record.probe import CacheProbe
 
 
+_COUNTED = "_kvcache_otel_counted"
+
+
 class DeviceRows:
     """What one engine's device tier holds, loses and serves."""
 
@@ -50,8 +53,9 @@ class DeviceRows:
             request: vLLM's Request.
             local: Tokens found in the device's prefix cache.
         """
-        if request.num_preemptions > 0:
+        if request.num_preemptions > 0 or hasattr(request, _COUNTED):
             return
+        setattr(request, _COUNTED, True)  # One whose load fails may be admitted again without being preempted.
         stats = request.prefill_stats
         external: int = stats.num_external_cached_tokens if stats is not None else 0
         served = {Tier.DEVICE: local}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from kvcache_otel.record.probe import CacheProbe
 
     Sink = Callable[[Any], None]
+
+_logger = logging.getLogger(__name__)
 
 # Not a value of the catalogue but of error.type, which is open: some blocks of a promotion arrived, some did not.
 PARTIAL = "partial"
@@ -171,6 +174,8 @@ class TieringRows:
         manager: vLLM's TieringOffloadingManager.
         """
         tracker = manager._metrics
+        self._probe = probe
+        self._strangers: set[Any] = set()
         self.tiers: list[SecondaryRows] = [
             SecondaryRows(probe, tier, tracker.tier_label(index)[0])
             for index, tier in enumerate(manager.secondary_tiers)
@@ -204,18 +209,32 @@ class TieringRows:
 
     def finished(self, tier_index: int, job: Any, result: Any) -> None:
         """Counts one finished job of one tier."""
-        self.tiers[tier_index].finished(job, result)
+        if tier_index < len(self.tiers):
+            self.tiers[tier_index].finished(job, result)
 
     def take(self, values: dict[str, Any]) -> None:
         """Takes over what one `get_stats` of the manager returned: ``{metric: {labels: value or samples}}``."""
         for name, sinks in self._sinks:
             if name in values:
                 for label, value in values[name].items():
-                    sinks[label](value)
+                    if label in sinks:
+                        sinks[label](value)
+                    else:
+                        self._missing(label)
         if _QUERIES in values:
             hits = values.get(_HITS, {})
             for label, queries in values[_QUERIES].items():
-                self._answered[label](queries, hits.get(label, 0))
+                if label in self._answered:
+                    self._answered[label](queries, hits.get(label, 0))
+                else:
+                    self._missing(label)
+
+    def _missing(self, label: Any) -> None:
+        # A tier that somebody added to a manager that was built already: it has no rows, which is said once.
+        if label not in self._strangers:
+            self._strangers.add(label)
+            self._probe.accounting_error(Reason.MISSING_ROW)
+            _logger.warning("kvcache: vLLM speaks of a tier %r that was not there when its manager was built", label)
 
 
 class ConnectorRows:

@@ -85,6 +85,25 @@ HOOKS: tuple[Hook, ...] = (
         body="step_done",
         fact="what the device tier holds",
     ),
+    # What happens between steps.
+    Hook(
+        name="cpu.reset_cache",
+        target=f"{_OFFLOAD}.cpu.manager:CPUOffloadingManager.reset_cache",
+        body="host_reset",
+        fact="that the host tier was emptied, until the next step",
+    ),
+    Hook(
+        name="block_pool.reset",
+        target="vllm.v1.core.block_pool:BlockPool.reset_prefix_cache",
+        body="device_reset",
+        fact="that the device tier was emptied, until the next step",
+    ),
+    Hook(
+        name="scheduler.finish",
+        target="vllm.v1.core.sched.scheduler:Scheduler.finish_requests",
+        body="step_done",
+        fact="what aborted requests leave free on the device, until the next step",
+    ),
     # What vLLM does not say.
     Hook(
         name="cpu.prepare_store",
