@@ -25,6 +25,7 @@ class Instrumented:
     Attributes:
         rows: What was recorded.
         hooks: The hooks.
+        adapter: Their bodies.
         flushes: How often the adapter asked for an export.
     """
 
@@ -32,8 +33,8 @@ class Instrumented:
         recorder = Recorder(Identity("vllm", "test"))
         self.rows = Rows(recorder)
         self.flushes = 0
-        adapter = VllmAdapter(lambda identity, _local_rank: CacheProbe(recorder, identity), self._flush)
-        self.hooks = HookSet(HOOKS, lambda body: getattr(adapter, body))
+        self.adapter = VllmAdapter(lambda identity, _port: CacheProbe(recorder, identity), self._flush)
+        self.hooks = HookSet(HOOKS, lambda body: getattr(self.adapter, body))
 
     def _flush(self) -> None:
         self.flushes += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -379,6 +380,42 @@ def test_a_tier_that_was_not_there_when_its_manager_was_built_silences_no_other(
     assert rows.value(semconv.TRANSFER_IO, **PROMOTION, timing="engine_report") == 10
     assert rows.value(semconv.ACCOUNTING_ERRORS, reason="missing_row") == 1
     rows.recorder.reset()  # That was on purpose.
+
+
+def test_an_emptied_device_is_told_before_the_next_step(instrumented: Instrumented, rows: Rows) -> None:
+    """vLLM's own block pool; of the scheduler around it, only what the adapter reads is there."""
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    pool = BlockPool(num_gpu_blocks=9, enable_caching=True, hash_block_size=TOKENS)
+    scheduler = SimpleNamespace(
+        connector=None,
+        block_size=TOKENS,
+        kv_cache_manager=SimpleNamespace(block_pool=pool),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=None)]),
+        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_index=0)),
+    )
+    instrumented.adapter.scheduler_built(None, scheduler)
+    blocks = pool.get_new_blocks(4)
+    for number, block in enumerate(blocks[:3]):
+        name = make_block_hash_with_group_id(b"block %d" % number, 0)
+        pool._insert_block_hash(name, block, num_tokens=TOKENS)
+    instrumented.adapter.step_done(None, scheduler)
+    where = {"tier": "device", "pool": "kv"}
+    assert rows.value(semconv.USAGE, **where, state="used") == 4 * TOKENS
+    assert rows.value(semconv.USAGE, **where, state="free") == 4 * TOKENS
+    assert rows.value(semconv.RESIDENT_BLOCKS, tier="device", view="held") == 3
+
+    request = SimpleNamespace(num_preemptions=0, prefill_stats=None, num_prompt_tokens=100)
+    for hits in (64, 0):  # Admitted a second time because its load failed.
+        instrumented.adapter.request_admitted(None, scheduler.kv_cache_manager, request, hits)
+    assert rows.value(semconv.LOOKUP_TOKENS, tier="device") == 64
+    assert rows.value(semconv.LOOKUP_TOKENS, tier="none") == 36
+
+    pool.free_blocks(blocks)
+    assert pool.reset_prefix_cache()
+    assert rows.value(semconv.RESIDENT_BLOCKS, tier="device", view="held") == 0
+    assert rows.value(semconv.USAGE, **where, state="free") == rows.value(semconv.LIMIT, **where) == 8 * TOKENS
 
 
 def test_evicting_a_block_that_was_never_cached_counts_nothing(rows: Rows) -> None:
