@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -258,6 +259,12 @@ def test_no_engine(run: Doctor, monkeypatch: pytest.MonkeyPatch, arguments: tupl
         ("raise RuntimeError('no\\nCUDA')", "importing vllm fails: RuntimeError: no CUDA"),
         ("import sys; sys.exit(3)", "importing vllm fails: SystemExit: 3"),
         ("import absent_library", "there is no module absent_library"),
+        ("class Odd(BaseException): pass\nraise Odd('no')", "importing vllm fails: Odd: no"),
+        (
+            "class Mute(Exception):\n    def __str__(self): raise RuntimeError(self)\n    __repr__ = __str__\nraise Mute",
+            "importing vllm fails: Mute",
+        ),
+        ("raise ModuleNotFoundError('gone')", "importing vllm fails: ModuleNotFoundError: gone"),
     ],
 )
 def test_an_engine_that_cannot_be_imported(run: Doctor, make: Callable[..., None], body: str, why: str) -> None:
@@ -435,6 +442,90 @@ def test_what_the_engine_prints_does_not_get_into_the_report(run: Doctor, make: 
     assert [line for line in said.err.splitlines() if "import" not in line] == []
 
 
+@pytest.mark.usefixtures("vllm")
+def test_what_goes_to_the_file_descriptor_does_not_get_into_the_report(make: Callable[..., None]) -> None:
+    make(
+        body="import ctypes, os, sys; os.write(1, b'raw '); ctypes.CDLL(None).puts(b'buffered')\n"
+        "sys.__stdout__.write('original '); os.system('echo shell')"
+    )
+    done = _process("--json", OTEL_METRICS_EXPORTER="console")
+    assert json.loads(done.stdout)["engines"][0]["version"] == "0.32.0"
+    for word in ("raw", "buffered", "original", "shell"):
+        assert word in done.stderr
+
+
+def test_a_terminal_that_knows_ascii_alone(make: Callable[..., None]) -> None:
+    make()
+    done = _process(VLLM_PLUGINS="kvcache_otel,数\udcff", PYTHONIOENCODING="ascii", LANG="C")
+    assert done.returncode == 1
+    assert "Nothing would be measured" in done.stdout
+
+
+def _process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs the doctor in a process of its own, which finds what this one does."""
+    path = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, "-c", "from kvcache_otel.cli import main; raise SystemExit(main())", "doctor", *arguments],
+        env={**os.environ, "PYTHONPATH": path, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "class Mute:\n    def __str__(self): raise RuntimeError(self)\n    __repr__ = __str__\n__version__ = Mute()",
+        "__version__ = '9' * 5000 + '.1'",
+        "__version__ = '0.' + '9' * 5000",
+        "__version__ = '0.32\\n数'",
+    ],
+)
+def test_a_version_that_is_none(run: Doctor, make: Callable[..., None], body: str) -> None:
+    make(body=body)
+    said = run(**_prometheus())
+    assert said.status == 0
+    assert "nobody has checked its numbers" in said.words
+    assert max(map(len, said.out.split())) < 250
+
+
+@pytest.mark.usefixtures("vllm")
+def test_an_engine_that_exits_when_it_is_hooked(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(_: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(engine.HookSet, "attach", attach)
+    _assert_fails(run(**_prometheus()), "the hooks of vLLM cannot be attached: SystemExit: 3", "use another vLLM")
+
+
+@pytest.mark.usefixtures("vllm")
+def test_variables_without_end_are_shortened(run: Doctor) -> None:
+    for variable in ("OTEL_CONFIG_FILE", "VLLM_PLUGINS", "OTEL_METRICS_EXPORTER"):
+        said = run(**{variable: "x" * 5000})
+        assert said.status == 1
+        assert max(map(len, said.out.split())) < 300
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION"])
+@pytest.mark.usefixtures("vllm")
+def test_an_otlp_variable_that_cannot_be_used_is_a_warning(run: Doctor, variable: str) -> None:
+    said = run(OTEL_METRICS_EXPORTER="otlp", **{variable: "zip"})
+    assert f"warning {variable}=zip is no" in said.words
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), type("Mute", (Exception,), {"__str__": None, "__repr__": None})()])
+def test_a_fault_of_any_kind(run: Doctor, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(doctor, "diagnose", fail)
+    said = run()
+    assert said.status == 1
+    assert said.err.startswith(f"kvcache-otel doctor: failed itself: {type(error).__name__}")
+
+
 def test_a_fault_of_the_doctor_itself(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("unforeseen")
@@ -442,7 +533,7 @@ def test_a_fault_of_the_doctor_itself(run: Doctor, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(doctor, "diagnose", fail)
     said = run()
     assert (said.status, said.out) == (1, "")
-    assert said.err == "kvcache-otel doctor: failed itself: RuntimeError('unforeseen')\n"
+    assert said.err == "kvcache-otel doctor: failed itself: RuntimeError: unforeseen\n"
 
 
 def test_interrupted(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:

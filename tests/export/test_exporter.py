@@ -24,6 +24,7 @@ from tests.support.processes import free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.export.journal import Journal
 
@@ -94,6 +95,21 @@ def test_flush_and_stop_raise_nothing(journal: Journal) -> None:
     assert not exporter.flush(1)
     assert exporter.stop(1)
     assert exporter.endpoints == ["nowhere"]
+
+
+def test_a_flush_that_a_signal_ends_does_not_spoil_the_next(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise SystemExit(3)
+
+    provider = MeterProvider(shutdown_on_exit=False)
+    instruments = Instruments(provider, histograms=False)
+    exporter = Exporter(journal.recorder, instruments, provider, own=True, replay=None, servers=(), endpoints=())
+    with monkeypatch.context() as patch:
+        patch.setattr("kvcache_otel.export.exporter.run_within", interrupted)
+        with pytest.raises(SystemExit):
+            exporter.flush(1)
+    assert exporter.flush(1)
+    assert exporter.stop(1)
 
 
 def test_stop_twice(journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,6 +245,56 @@ print("right")
 def test_p2_a_forked_child_counts_from_nothing_in_a_provider_it_has_inherited() -> None:
     imports = PROCESS.partition("recorder = ")[0]
     assert run(imports + THEIRS, {"PYTHONPATH": os.pathsep.join(["src", "."])}) == "right\n"
+
+
+FILE = """
+from tests.export.journal import Journal, points
+
+def collected(provider):
+    seen = []
+    for reader in readers_of(provider):
+        reader._exporter.export = lambda data, **_: seen.append(data)  # Before any interval is over.
+    provider.force_flush()
+    return [point.count for data in seen for point in points(data, "kvcache.transfer.duration")]
+
+def begin(samples):
+    journal = Journal(replay=True)
+    exporter = start(journal.recorder, Settings.from_environ(os.environ))
+    assert exporter is not None
+    journal.transfer(*samples)
+    assert exporter.flush(5)
+    return process_provider()
+
+provider = begin([0.5, 0.5])
+assert collected(provider) == [2]
+pid = os.fork()
+if pid == 0:
+    assert collected(provider) == []
+    assert process_provider() is None
+    mine = begin([0.5])
+    assert mine is not provider
+    assert collected(mine) == [1]
+    os._exit(17)
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == 17
+assert process_provider() is provider
+assert collected(provider) == [2]
+print("right")
+"""
+
+
+def test_a_forked_child_does_not_tell_what_the_parent_counted_through_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.configuration")
+    path = tmp_path / "otel.yaml"
+    path.write_text(
+        "file_format: '1.0'\nmeter_provider:\n  readers:\n    - periodic:\n        exporter: {console: {}}\n"
+    )
+    imports = PROCESS.partition("recorder = ")[0] + (
+        "from kvcache_otel.export.provider import process_provider\n"
+        "from kvcache_otel.export.readers import readers_of\n"
+    )
+    environ = {"OTEL_CONFIG_FILE": str(path), "PYTHONPATH": os.pathsep.join(["src", "."])}
+    assert run(imports + FILE, environ).splitlines()[-1] == "right"
 
 
 def test_a_forked_child_does_not_hold_the_port() -> None:

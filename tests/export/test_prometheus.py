@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import struct
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvcache_otel.export import prometheus
 from kvcache_otel.export.prometheus import PrometheusServer, free_port
 from kvcache_otel.export.provider import start
 from kvcache_otel.export.settings import Settings
@@ -149,7 +153,7 @@ def test_an_address_that_cannot_be_bound_is_one_line(
     assert start(journal.recorder, settings) is None
     [record] = said(caplog)
     assert record.message.startswith("kvcache: OTEL_METRICS_EXPORTER=prometheus: nothing is exported")
-    assert f"OTEL_EXPORTER_PROMETHEUS_HOST={host[:200]}" in record.message
+    assert f"OTEL_EXPORTER_PROMETHEUS_HOST={host[:190]}" in record.message
     assert record.exc_info is None
 
 
@@ -239,6 +243,83 @@ def test_exotic_labels_survive_the_text_format(journal: Journal) -> None:
         if sample.name == "kvcache_lookup_blocks_total"
     ]
     assert found == [(name, 3)]
+    exporter.stop(5)
+
+
+def test_a_connection_that_cannot_be_accepted_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = PrometheusServer(CollectorRegistry(), "127.0.0.1", 0)
+    refused: list[float] = []
+
+    def accept(_: object) -> None:
+        refused.append(time.monotonic())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, socket.socket() as client:
+        patch.setattr(socket.socket, "accept", accept)
+        client.connect(("127.0.0.1", server.port))
+        time.sleep(0.7)
+    assert 1 <= len(refused) <= 6
+    assert read(server.port) == ""
+    server.close()
+
+
+def test_silent_connections_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prometheus._QuietHandler.timeout == 10
+    monkeypatch.setattr(prometheus._QuietHandler, "timeout", 0.3)
+    before = set(threading.enumerate())
+    server = PrometheusServer(CollectorRegistry(), "127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", server.port)), socket.create_connection(("127.0.0.1", server.port)):
+        processes.wait_until(lambda: len(set(threading.enumerate()) - before) == 3)
+        server.close()
+        processes.wait_until(lambda: set(threading.enumerate()) <= before, 5)
+
+
+def test_no_more_connections_than_threads_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "MAX_CONNECTIONS", 1)
+    server = PrometheusServer(CollectorRegistry(), "127.0.0.1", 0)
+    address = ("127.0.0.1", server.port)
+    with socket.create_connection(address), socket.create_connection(address, timeout=5) as second:
+        assert second.recv(1) == b""
+    processes.wait_until(lambda: read(server.port) == "")
+    server.close()
+
+
+def test_many_may_wait_to_be_accepted() -> None:
+    assert prometheus._Server.request_queue_size == 128
+
+
+def test_reset_connections_leave_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    server = PrometheusServer(CollectorRegistry(), "127.0.0.1", 0)
+    before = set(threading.enumerate())
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.send(b"GET /metrics")
+    assert read(server.port) == ""
+    processes.wait_until(lambda: set(threading.enumerate()) <= before)
+    server.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_scrape_that_fails_is_one_line(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(CollectorRegistry):
+        def collect(self) -> Any:
+            raise RuntimeError("no metrics")
+
+    server = PrometheusServer(Failing(), "127.0.0.1", 0)
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        read(server.port)
+    server.close()
+    [record] = said(caplog)
+    assert "no metrics" in record.message
+    assert capfd.readouterr().err == ""
+
+
+def test_an_address_in_brackets(journal: Journal) -> None:
+    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
+        pytest.skip("needs IPv6")
+    exporter = started(journal, OTEL_EXPORTER_PROMETHEUS_HOST="[::1]", OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    assert f"http://[::1]:{exporter.ports[0]}/metrics" in exporter.endpoints[0]
     exporter.stop(5)
 
 

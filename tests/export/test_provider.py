@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import threading
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -211,14 +212,73 @@ def test_only_failing_exporters_is_no_export(journal: Journal, caplog: pytest.Lo
     assert len(said(caplog)) == 1
 
 
-def test_bad_otlp_variables_are_one_line(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "abc"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
+        ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zip"),
+    ],
+)
+def test_bad_otlp_variables_are_one_line_and_the_default_is_used(
+    journal: Journal,
+    protocol: str,
+    variable: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "soon")
-    assert start(journal.recorder, Settings.from_environ({"OTEL_METRICS_EXPORTER": "otlp"})) is None
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    started = start(journal.recorder, Settings.from_environ(os.environ))
+    assert started is not None
+    warnings = [record for record in said(caplog) if record.levelno >= logging.WARNING]
+    [record] = [record for record in warnings if record.name == provider_module.__name__]
+    assert f"{variable}={value}" in record.message
+    assert os.environ[variable] == value
+    started.stop(0.1)
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_COMPRESSION"])
+@pytest.mark.parametrize("value", ["", "none"])
+def test_values_that_are_right_though_the_exporter_fails_at_them(
+    journal: Journal, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    settings = Settings.from_environ(os.environ)
+    assert (settings.problems == ()) is (value == "" or "COMPRESSION" in variable)
+    started = start(journal.recorder, settings)
+    assert started is not None
+    started.stop(0.1)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_provider_without_a_reader_is_none(
+    journal: Journal, entry_points: dict[str, Any], made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if made:
+        monkeypatch.setenv("OTEL_PYTHON_METER_PROVIDER", "sdk_meter_provider")
+    else:
+        metrics.set_meter_provider(MeterProvider(shutdown_on_exit=False))
+    entry_points["mine"] = Received
+    settings = Settings.from_environ({"OTEL_METRICS_EXPORTER": "mine"})
+    assert not needs_replay(settings)
+    started = start(journal.recorder, settings)
+    assert started is not None
+    assert started.endpoints == ["mine every 10 s (OTEL_METRICS_EXPORTER=mine)"]
+    started.stop(5)
+
+
+def test_an_endless_path_is_shortened(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings.from_environ({"OTEL_CONFIG_FILE": "x\ny" * 2000})
+    assert start(Journal(replay=True).recorder, settings) is None
     [record] = said(caplog)
-    assert "OTEL_METRICS_EXPORTER=otlp" in record.message
-    assert "soon" in record.message
+    assert len(record.message) < 700
+    assert "\n" not in record.message
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,11 @@ def test_none_is_not_forbidden() -> None:
         (INTERVAL, "soon", "interval_s", 10.0),
         (INTERVAL, "0", "interval_s", 10.0),
         (INTERVAL, "-1", "interval_s", 10.0),
+        (INTERVAL, "0.0001", "interval_s", 10.0),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "abc", "otlp_timeouts", (("OTEL_EXPORTER_OTLP_TIMEOUT", "10"),)),
+        ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "-1", "otlp_timeouts", (("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "10"),)),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip", "uncompressed", (OTLP_GRPC,)),
+        ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "deflate", "uncompressed", (OTLP_GRPC,)),
         (INTERVAL, "nan", "interval_s", 10.0),
         (INTERVAL, "inf", "interval_s", 10.0),
         (INTERVAL, "1e300", "interval_s", 10.0),
@@ -180,14 +185,49 @@ def test_defaults() -> None:
 )
 def test_otlp_endpoint(environ: dict[str, str], endpoint: str) -> None:
     settings = Settings.from_environ({EXPORTER: "otlp", **environ})
-    assert settings.otlp_endpoint == endpoint
+    assert settings.endpoint(settings.exporters[0]) == endpoint
     assert endpoint in settings.describe(settings.exporters[0])
 
 
 def test_credentials_are_never_shown() -> None:
-    for value in ("https://user:hunter2@c:4317", "user:hunter2@c:4317"):
-        settings = Settings.from_environ({ENDPOINT: value})
-        assert "hunter2" not in repr(settings)
+    for value in (
+        "https://user:hunter2@c:4317",
+        "user:hunter2@c:4317",
+        "http://user:pa/hunter2@c:4317",
+        "http://user:hunter2/ss@c:4317",
+        "http://user:hunter2?ss@c:4317",
+        "http://user:pa?hunter2@c:4317",
+        "http://c:4317?api_key=hunter2",
+        "http://c:4317/v1?api_key=a@hunter2",
+        "http://c:4317/v1#hunter2",
+        "user:hunter2://x@c:4317",
+    ):
+        for protocol in ("grpc", "http/protobuf"):
+            settings = Settings.from_environ({ENDPOINT: value, PROTOCOL: protocol})
+            assert "hunter2" not in repr(settings)
+            assert "hunter2" not in settings.describe(settings.exporters[0])
+
+
+def test_each_otlp_exporter_is_shown_at_its_own_endpoint() -> None:
+    settings = Settings.from_environ({EXPORTER: "otlp_proto_grpc,otlp_proto_http", ENDPOINT: "http://c:1"})
+    assert "OTLP over gRPC to http://c:1 every" in settings.describe(OTLP_GRPC)
+    assert "OTLP over HTTP to http://c:1/v1/metrics every" in settings.describe(OTLP_HTTP)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_ip_version_6_as_urls_write_it(host: str) -> None:
+    settings = Settings.from_environ({EXPORTER: "prometheus", HOST: host})
+    assert settings.prometheus_host == "::1"
+    assert "http://[::1]:9464/metrics" in settings.describe(PROMETHEUS)
+
+
+@pytest.mark.parametrize("variable", [CONFIG_FILE, EXPORTER, ENDPOINT, HOST, PROTOCOL, INTERVAL])
+@pytest.mark.parametrize("value", ["x" * 5000, "x\ny" * 2000, "\U0001f600" * 2000])
+def test_endless_values_are_shortened(variable: str, value: str) -> None:
+    settings = Settings.from_environ({EXPORTER: "otlp,prometheus", variable: value})
+    for text in (*settings.problems, settings.variable, settings.reason, *map(settings.describe, settings.exporters)):
+        assert len(text) < 600
+        assert text.splitlines() == [text]
 
 
 def test_a_configuration_file_decides_alone() -> None:

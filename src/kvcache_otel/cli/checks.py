@@ -9,8 +9,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from kvcache_otel.cli.report import ExportReport, Finding, failure, note, ok, warning
-from kvcache_otel.export.settings import OTLP_GRPC, OTLP_HTTP, PROMETHEUS
+from kvcache_otel.cli.report import ExportReport, Finding, failure, note, ok, reason, warning
+from kvcache_otel.export.settings import OTLP_GRPC, OTLP_HTTP, PROMETHEUS, one_line
 from kvcache_otel.record import cells
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def export(settings: Settings, environ: Mapping[str, str]) -> ExportReport:
     usable: list[str] = []
     if settings.config_file and not settings.forbidden:
         if why := _config_file(settings.config_file):
-            findings.append(failure(f"OTEL_CONFIG_FILE={settings.config_file} {why}", "correct the file or unset it"))
+            findings.append(failure(f"{settings.variable} {why}", "correct the file or unset it"))
         else:
             destinations.append(f"what the file of {settings.variable} says")
             findings.append(ok(destinations[0]))
@@ -67,7 +67,7 @@ def export(settings: Settings, environ: Mapping[str, str]) -> ExportReport:
     else:
         for exporter in settings.exporters:
             if why := _exporter(exporter):
-                findings.append(warning(f"nothing is exported by {exporter} ({settings.variable}): {why}"))
+                findings.append(warning(f"nothing is exported by {one_line(exporter)} ({settings.variable}): {why}"))
                 continue
             usable.append(exporter)
             destinations.append(settings.describe(exporter))
@@ -95,8 +95,10 @@ def _exporter(name: str) -> str:
         return "no installed package has a metrics exporter of that name"
     try:
         entry.load()
-    except Exception as error:
-        return f"it cannot be imported: {error!r}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"it cannot be imported: {reason(error)}"
     return ""
 
 
@@ -105,7 +107,8 @@ def _reach(exporter: str, settings: Settings) -> list[Finding]:
     if exporter == PROMETHEUS:
         return _prometheus(settings.prometheus_host, settings.prometheus_port)
     if exporter in (OTLP_GRPC, OTLP_HTTP):
-        return [_listens(exporter, settings.otlp_endpoint), *_usual_port(exporter, settings.otlp_endpoint)]
+        endpoint = settings.endpoint(exporter)
+        return [_listens(exporter, endpoint), *_usual_port(exporter, endpoint)]
     return []
 
 
@@ -147,7 +150,7 @@ def _prometheus(host: str, port: int) -> list[Finding]:
         text = f"port {port} of {host} cannot be used now: {os.strerror(why.errno)}; the next free one would be"
         port_found = warning(text, "free it, or set OTEL_EXPORTER_PROMETHEUS_PORT to another")
     else:
-        text = f"OTEL_EXPORTER_PROMETHEUS_HOST={host} cannot be bound: {why}"
+        text = f"OTEL_EXPORTER_PROMETHEUS_HOST={one_line(host)} cannot be bound: {reason(why)}"
         return [failure(text, "set it to an address of this machine")]
     if host in ("localhost", "127.0.0.1", "::1"):
         outside = "scrapes from other machines need OTEL_EXPORTER_PROMETHEUS_HOST=0.0.0.0"
@@ -182,7 +185,7 @@ def _config_file(path: str) -> str:
     try:
         whole: Any = load_config_file(path)
     except Exception as error:
-        return f"cannot be used: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return f"cannot be used: {reason(error)}"
     if whole.disabled:
         return "says disabled: true"
     return "" if whole.meter_provider is not None else "has no meter_provider"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli import doctor
+from kvcache_otel.cli.report import reason
 from kvcache_otel.version import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     options = _parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # It may know ASCII alone.
+            stream.reconfigure(errors="backslashreplace")
     try:
         status: int = options.run(options)
         sys.stdout.flush()
@@ -38,8 +43,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # Whoever read our output has read enough. Python must not complain of it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:
-        print(f"kvcache-otel {options.command}: failed itself: {error!r}", file=sys.stderr)
+    except BaseException as error:  # Whatever an engine raises, SystemExit too, this is our command's end.
+        print(f"kvcache-otel {options.command}: failed itself: {reason(error)}", file=sys.stderr)
         return 1
 
 

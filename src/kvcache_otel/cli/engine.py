@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import importlib.util
 import io
@@ -13,9 +14,10 @@ import warnings
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.cli.report import EngineReport, Finding, HookReport, failure, ok, warning
+from kvcache_otel.cli.report import EngineReport, Finding, HookReport, failure, ok, reason, warning, words
 from kvcache_otel.engines import versions
 from kvcache_otel.engines.hooks import HookSet
+from kvcache_otel.export.settings import one_line
 from kvcache_otel.instrumentation import ENGINES
 
 if TYPE_CHECKING:
@@ -38,7 +40,10 @@ def examine(name: str, environ: Mapping[str, str]) -> EngineReport | None:
         if why:
             findings = [failure(f"{table.NAME} cannot be imported: {why}", f"repair the installation of {table.NAME}")]
             return EngineReport(table.NAME, version, "unknown", [], findings, [])
-        hooks = _attach(table, lambda body: getattr(importlib.import_module(f"{package}.adapter"), adapter))
+        hooks, why = _attach(table, lambda body: getattr(importlib.import_module(f"{package}.adapter"), adapter))
+        if why:
+            findings = [failure(f"the hooks of {table.NAME} cannot be attached: {why}", f"use another {table.NAME}")]
+            return EngineReport(table.NAME, version, "unknown", hooks, findings, [])
     return EngineReport(
         table.NAME,
         version,
@@ -64,18 +69,19 @@ def _import(module: str, name: str) -> tuple[str, str]:
     print(f"importing {name}, which takes about 10 s ...", file=sys.stderr, flush=True)
     began = time.monotonic()
     why = _try_import(module)
-    version = str(getattr(sys.modules.get(module), "__version__", ""))
+    version = words(getattr(sys.modules.get(module), "__version__", ""))
     if not why:
         print(f"{name} {version} was imported in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     return version, why
 
 
-def _attach(table: Any, resolve: Callable[[str], Any]) -> list[HookReport]:
+def _attach(table: Any, resolve: Callable[[str], Any]) -> tuple[list[HookReport], str]:
+    """Returns what became of each hook, and what the engine raised meanwhile."""
     failed = {name: why for name in {hook.module for hook in table.HOOKS} if (why := _try_import(name))}
     hooks = HookSet(table.HOOKS, resolve)
-    hooks.attach()
     try:
-        return [
+        hooks.attach()
+        reports = [
             HookReport(
                 point.hook.name,
                 point.hook.target,
@@ -85,18 +91,24 @@ def _attach(table: Any, resolve: Callable[[str], Any]) -> list[HookReport]:
             )
             for point in hooks.points
         ]
-    finally:
         hooks.detach()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # Engines' modules may run code of theirs when they are looked at.
+        return [], reason(error)
+    return reports, ""
 
 
 def _try_import(module: str) -> str:
     """Returns why a module cannot be imported; empty where it can."""
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        return f"there is no module {error.name}"
-    except (Exception, SystemExit) as error:
-        return f"importing {module} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return f"there is no module {words(error.name)}"
+        return f"importing {module} fails: {reason(error)}"
     return ""
 
 
@@ -106,7 +118,7 @@ def _quiet(environ: Mapping[str, str]) -> Generator[None]:
     before = {name: os.environ.get(name) for name in environ}
     os.environ.update(environ)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with _elsewhere(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -115,6 +127,32 @@ def _quiet(environ: Mapping[str, str]) -> Generator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _elsewhere() -> Generator[None]:
+    """Sends to standard error what is written to file descriptor 1, as libraries do that know no Python."""
+    _flush()
+    kept: int | None = None
+    with contextlib.suppress(OSError):  # One of them is closed.
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        _flush()
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _flush() -> None:
+    """Writes out what waits for file descriptor 1, in Python and in the C library."""
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).fflush(None)
+    if sys.__stdout__ is not None:
+        with contextlib.suppress(Exception):
+            sys.__stdout__.flush()
 
 
 # -- what it means -----------------------------------------------------------------------------------------------------
@@ -147,12 +185,12 @@ def _plugin(table: Any, environ: Mapping[str, str]) -> list[Finding]:
         wanted = ",".join(part.strip() for part in (*allowed.split(","), name) if part.strip())
         findings.append(
             failure(
-                f"{allow_list}={allowed} allows only what it names, and {name} is not among it",
-                f"unset it or set {allow_list}={wanted}",
+                f"{allow_list}={one_line(allowed)} allows only what it names, and {name} is not among it",
+                f"unset it or set {allow_list}={one_line(wanted)}",
             )
         )
     elif allowed is not None:
-        findings.append(ok(f"{allow_list}={allowed} allows {name}"))
+        findings.append(ok(f"{allow_list}={one_line(allowed)} allows {name}"))
     return findings
 
 

@@ -7,6 +7,8 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from kvcache_otel.export.settings import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Literal
@@ -16,6 +18,22 @@ if TYPE_CHECKING:
     Level = Literal["ok", "note", "warning", "failure"]
 
 WIDTH = 96
+
+
+def words(thing: object) -> str:
+    """Returns what an object of somebody's says of itself, in one short line; empty where it cannot."""
+    try:
+        return one_line(" ".join(str(thing).split()))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return ""
+
+
+def reason(error: BaseException) -> str:
+    """Returns what went wrong, in one short line."""
+    said = words(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 @dataclass(frozen=True)

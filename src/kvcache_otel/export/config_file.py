@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
+import os
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from opentelemetry import metrics
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 
 from kvcache_otel.export.deadline import EXIT_DEADLINE_S, Prepared
+from kvcache_otel.export.readers import silence_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
 
 _logger = logging.getLogger(__name__)
+
+
+# The provider that was made from a file, and in which process.
+_made: tuple[Any, int] = (None, 0)
 
 
 class ConfigFileError(Exception):
@@ -51,6 +58,7 @@ def provider_from_file(path: str, local_rank: int) -> MeterProvider:
         if whole.meter_provider is None:
             raise ConfigFileError("has no meter_provider")
         _move_ports(whole.meter_provider, local_rank)
+        _make_room()
         configure_sdk(
             OpenTelemetryConfiguration(
                 file_format=whole.file_format, resource=whole.resource, meter_provider=whole.meter_provider
@@ -61,9 +69,27 @@ def provider_from_file(path: str, local_rank: int) -> MeterProvider:
     except Exception as error:
         raise ConfigFileError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
     provider = metrics.get_meter_provider()
+    if is_inherited(provider):
+        raise ConfigFileError("was read before this process was forked, and cannot be read again")
+    global _made
+    _made = provider, os.getpid()
+    silence_in_children(provider)
     _identify(provider)
     _bound_exit(provider)
     return provider
+
+
+def is_inherited(provider: Any) -> bool:
+    """Returns whether a provider was made from a file before this process was forked: it is silent here."""
+    made, pid = _made
+    return made is provider and pid != os.getpid()
+
+
+def _make_room() -> None:
+    """Lets a forked child set a provider of its own; the API lets it be done once, and the parent has."""
+    if is_inherited(metrics.get_meter_provider()):
+        internal: Any = importlib.import_module("opentelemetry.metrics._internal")
+        internal._METER_PROVIDER_SET_ONCE = type(internal._METER_PROVIDER_SET_ONCE)()
 
 
 def _move_ports(meter_provider: Any, local_rank: int) -> None:

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.export.deadline import EXIT_DEADLINE_S, Prepared, run_within
+from kvcache_otel.export.readers import readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,19 +78,19 @@ class Exporter:
         if self._is_inherited():
             return False
         deadline = time.monotonic() + timeout_s
-        if not self._flushing.acquire(timeout=max(timeout_s, 0)):
-            return False  # The flush before this one still hangs; another thread would only hang beside it.
 
         def flush() -> None:
+            # Taken here, where no signal handler runs: one that raises SystemExit would keep it locked for ever.
+            if not self._flushing.acquire(timeout=max(deadline - time.monotonic(), 0)):
+                raise TimeoutError("the flush before this one still hangs")
             try:
                 self._flush(deadline)
             finally:
                 self._flushing.release()
 
         try:
-            return run_within(flush, deadline - time.monotonic(), "kvcache-flush")
+            return run_within(flush, timeout_s, "kvcache-flush")
         except RuntimeError:
-            self._flushing.release()
             return False
 
     def stop(self, timeout_s: float) -> bool:
@@ -144,9 +145,7 @@ def _flushable(provider: Any) -> list[Any]:
 
     A flushed Prometheus reader keeps what it collected, and its next scrape answers every series twice.
     """
-    # Where the SDK keeps them, now and in older versions; a provider that has neither is flushed as a whole.
-    owner = provider if hasattr(provider, "_metric_readers") else getattr(provider, "_sdk_config", None)
-    readers: Sequence[Any] = getattr(owner, "_metric_readers", None) or getattr(owner, "metric_readers", ())
+    readers = readers_of(provider) or ()
     pushing = [reader for reader in readers if not hasattr(reader, "_collector")]
     if len(pushing) < len(readers):
         return pushing

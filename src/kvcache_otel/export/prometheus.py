@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import inspect
+import io
 import logging
 import os
 import socket
 import socketserver
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -18,6 +20,7 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from kvcache_otel.export.readers import CellReader
+from kvcache_otel.export.settings import scrape_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 PORTS_TRIED = 64
+MAX_CONNECTIONS = 64
 _POLL_S = 0.2
 
 
@@ -80,7 +84,7 @@ class PrometheusServer:
         self._server, self.moved = _bind(host, base_port, local_rank)
         self._server.set_app(_one_at_a_time(registry))
         self.port: int = self._server.server_address[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/metrics"
+        self.url = scrape_url(host, self.port)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="kvcache-prometheus", daemon=True
         )
@@ -96,6 +100,7 @@ class PrometheusServer:
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
     # Two ranks must never share a port: each scrape would reach one of them by chance. Some Pythons default to it.
     allow_reuse_port = False
 
@@ -105,6 +110,37 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.server_name = str(self.server_address[0])
         self.server_port = self.server_address[1]
         self.setup_environ()
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+
+    def get_request(self) -> Any:
+        """Accepts a connection; where it cannot, for want of file descriptors, it does not try again at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_POLL_S)  # The connection still waits, so nothing else would keep the loop from spinning.
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers on a thread of its own, or hangs up where too many are busy."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # No thread could be started.
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Runs on the connection's thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Does not write a traceback to the engine's standard error for each client that hangs up."""
+        _logger.debug("kvcache: the scrape of %s failed", client_address, exc_info=True)
 
 
 class _ServerV6(_Server):
@@ -112,8 +148,14 @@ class _ServerV6(_Server):
 
 
 class _QuietHandler(WSGIRequestHandler):
+    timeout = 10  # A client that says nothing keeps a thread so long.
+
     def log_message(self, format: str, *args: Any) -> None:
         """Does not write each scrape to the engine's standard error."""
+
+    def get_stderr(self) -> Any:
+        """Keeps tracebacks away from there too."""
+        return io.StringIO()
 
 
 def free_port(host: str, base_port: int, local_rank: int) -> int:
@@ -157,7 +199,11 @@ def _one_at_a_time(registry: CollectorRegistry) -> Any:
 
     def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         with lock:
-            return application(environ, start_response)
+            try:
+                return application(environ, start_response)
+            except Exception as error:
+                _logger.warning("kvcache: a scrape failed: %r", error)
+                raise
 
     return answer
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
 import uuid
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,15 +18,17 @@ from opentelemetry.sdk.metrics import MeterProvider as SDKMeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 
-from kvcache_otel.export.config_file import ConfigFileError, provider_from_file
+from kvcache_otel.export.config_file import ConfigFileError, is_inherited, provider_from_file
 from kvcache_otel.export.exporter import Exporter
 from kvcache_otel.export.instruments import Instruments
-from kvcache_otel.export.readers import PeriodicReader, cell_reader
+from kvcache_otel.export.readers import PeriodicReader, cell_reader, readers_of
 from kvcache_otel.export.replay import Replay
-from kvcache_otel.export.settings import PROMETHEUS
+from kvcache_otel.export.settings import OTLP_GRPC, OTLP_HTTP, PROMETHEUS, one_line
 from kvcache_otel.export.spoken import SpokenExporter
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from kvcache_otel.export.prometheus import PrometheusServer
     from kvcache_otel.export.settings import Settings
     from kvcache_otel.record.recorder import Recorder
@@ -92,7 +97,7 @@ def _start(
         try:
             provider = provider_from_file(settings.config_file, local_rank)
         except ConfigFileError as error:
-            _logger.warning("kvcache: nothing is exported: OTEL_CONFIG_FILE=%s %s", settings.config_file, error)
+            _logger.warning("kvcache: nothing is exported: %s %s", settings.variable, error)
             return None
         return _through(provider, recorder, f"what {settings.variable} says")
     if not settings.exporters:
@@ -111,6 +116,12 @@ def process_provider() -> MeterProvider | None:
     # The API's stand-in has no public name. Its instruments would come to life if a provider were set later, but then
     # export would depend on the order in which things start.
     if isinstance(provider, NoOpMeterProvider) or type(provider).__name__ == "_ProxyMeterProvider":
+        return None
+    if is_inherited(provider):
+        return None
+    # OTEL_PYTHON_METER_PROVIDER makes such a one, and what goes through it comes out nowhere.
+    if (readers := readers_of(provider)) is not None and not readers:
+        _logger.info("kvcache: the process's MeterProvider is not used: it has no reader")
         return None
     return provider
 
@@ -155,7 +166,9 @@ def _alone(recorder: Recorder, settings: Settings, local_rank: int) -> Exporter 
             else:
                 reader, endpoint = _named(name, recorder, settings)
         except Exception as error:
-            _logger.warning("kvcache: %s: nothing is exported by %r: %s", settings.variable, name, _text(error))
+            _logger.warning(
+                "kvcache: %s: nothing is exported by %r: %s", settings.variable, one_line(name), _text(error)
+            )
             continue
         readers.append(reader)
         endpoints.append(endpoint)
@@ -188,7 +201,7 @@ def _prometheus(recorder: Recorder, settings: Settings, local_rank: int) -> tupl
     try:
         server = PrometheusServer(reader.registry, host, settings.prometheus_port, local_rank)
     except (OSError, UnicodeError) as error:
-        raise OSError(f"OTEL_EXPORTER_PROMETHEUS_HOST={host[:200]} cannot be bound: {error}") from error
+        raise OSError(f"OTEL_EXPORTER_PROMETHEUS_HOST={one_line(host)} cannot be bound: {error}") from error
     if server.moved:
         _logger.warning("kvcache: Prometheus endpoint is %s, because %s", server.url, server.moved)
     return reader, server, f"Prometheus at {server.url} ({settings.variable})"
@@ -201,15 +214,41 @@ def _named(name: str, recorder: Recorder, settings: Settings) -> tuple[MetricRea
         raise LookupError("no installed package has a metrics exporter of that name")
     kind: Any = entry.load()
     if isinstance(kind, type) and issubclass(kind, MetricReader):
-        return cell_reader(kind)(recorder), f"{name} ({settings.variable})"
+        return cell_reader(kind)(recorder), f"{one_line(name)} ({settings.variable})"
     what = settings.describe(name)
     reader = PeriodicReader(
         recorder,
-        SpokenExporter(kind(), what),
+        SpokenExporter(_made(name, kind, settings), what),
         export_interval_millis=settings.interval_s * 1000,
         export_timeout_millis=settings.timeout_s * 1000,
     )
     return reader, what
+
+
+def _made(name: str, kind: Any, settings: Settings) -> Any:
+    """Returns an exporter; one for OTLP does not see the values at which it would fail."""
+    if name not in (OTLP_GRPC, OTLP_HTTP):
+        return kind()
+    arguments: dict[str, Any] = {}
+    if name in settings.uncompressed:
+        module = "grpc" if name == OTLP_GRPC else "opentelemetry.exporter.otlp.proto.http"
+        arguments["compression"] = importlib.import_module(module).Compression.NoCompression
+    with _overwritten(dict(settings.otlp_timeouts)):
+        return kind(**arguments)
+
+
+@contextmanager
+def _overwritten(environ: dict[str, str]) -> Generator[None]:
+    """Gives variables that are set other values for a moment: the gRPC exporter reads its own, whatever it is given.
+
+    None is added or removed, which would move the environment under a thread that reads it.
+    """
+    before = {name: os.environ[name] for name in environ if name in os.environ}
+    try:
+        os.environ.update({name: environ[name] for name in before})
+        yield
+    finally:
+        os.environ.update(before)
 
 
 def _resource() -> Resource:

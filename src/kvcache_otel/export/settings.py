@@ -24,6 +24,7 @@ DEFAULT_PROMETHEUS_PORT = 9464
 
 _EXPORTER_OF_PROTOCOL = {"grpc": OTLP_GRPC, "http/protobuf": OTLP_HTTP}
 _DEFAULT_ENDPOINT = {OTLP_GRPC: "http://localhost:4317", OTLP_HTTP: "http://localhost:4318/v1/metrics"}
+_COMPRESSIONS = {OTLP_GRPC: ("gzip", "none"), OTLP_HTTP: ("gzip", "deflate", "none")}
 _NOTHING_SET = (
     "nothing is exported: set OTEL_METRICS_EXPORTER (otlp, prometheus, console) or OTEL_EXPORTER_OTLP_ENDPOINT"
 )
@@ -42,7 +43,9 @@ class Settings(NamedTuple):
         reason: Why something or nothing is exported, in one line.
         interval_s: Seconds between two exports.
         timeout_s: Seconds that one collection may take.
-        otlp_endpoint: Where OTLP goes, without credentials; for operators to read, the exporter reads its own.
+        otlp_endpoints: Where each OTLP exporter sends, without credentials; for operators to read, it reads its own.
+        otlp_timeouts: Variables at whose value an OTLP exporter would fail, and a value to have instead.
+        uncompressed: The OTLP exporters that would fail at the compression asked for, and are to use none.
         prometheus_host: Address that the Prometheus endpoint binds.
         prometheus_port: Its port for local rank 0; 0 = any.
         problems: What was wrong, one line each: the variable, its value and what happens instead.
@@ -55,7 +58,9 @@ class Settings(NamedTuple):
     reason: str = _NOTHING_SET
     interval_s: float = DEFAULT_INTERVAL_S
     timeout_s: float = DEFAULT_TIMEOUT_S
-    otlp_endpoint: str = ""
+    otlp_endpoints: tuple[tuple[str, str], ...] = ()
+    otlp_timeouts: tuple[tuple[str, str], ...] = ()
+    uncompressed: tuple[str, ...] = ()
     prometheus_host: str = DEFAULT_PROMETHEUS_HOST
     prometheus_port: int = DEFAULT_PROMETHEUS_PORT
     problems: tuple[str, ...] = ()
@@ -75,15 +80,18 @@ class Settings(NamedTuple):
         """Reads the standard variables."""
         return _Reader(environ).settings()
 
+    def endpoint(self, exporter: str) -> str:
+        """Returns where an OTLP exporter sends; empty for any other."""
+        return dict(self.otlp_endpoints).get(exporter, "")
+
     def describe(self, exporter: str) -> str:
         """Returns what one of `exporters` does, in one line."""
         if exporter == PROMETHEUS:
-            host = _one_line(self.prometheus_host)
-            return f"Prometheus at http://{host}:{self.prometheus_port}/metrics ({self.variable})"
+            return f"Prometheus at {scrape_url(self.prometheus_host, self.prometheus_port)} ({self.variable})"
         if exporter in (OTLP_GRPC, OTLP_HTTP):
             transport = "gRPC" if exporter == OTLP_GRPC else "HTTP"
-            return f"OTLP over {transport} to {self.otlp_endpoint} every {self.interval_s:g} s ({self.variable})"
-        return f"{_one_line(exporter)} every {self.interval_s:g} s ({self.variable})"
+            return f"OTLP over {transport} to {self.endpoint(exporter)} every {self.interval_s:g} s ({self.variable})"
+        return f"{one_line(exporter)} every {self.interval_s:g} s ({self.variable})"
 
 
 class _Reader:
@@ -99,21 +107,24 @@ class _Reader:
         if config_file := self._text("OTEL_CONFIG_FILE"):
             if ignored := self._text("OTEL_METRICS_EXPORTER"):
                 self._problem("OTEL_METRICS_EXPORTER", ignored, "is ignored, because OTEL_CONFIG_FILE is set")
-            variable = f"OTEL_CONFIG_FILE={_one_line(config_file)}"
+            variable = f"OTEL_CONFIG_FILE={one_line(config_file)}"
             return Settings(config_file=config_file, variable=variable, reason=variable, problems=tuple(self._problems))
         exporters, variable = self._exporters()
         if not exporters:
             reason = f"nothing is exported: {variable}" if variable else _NOTHING_SET
             return Settings(variable=variable, reason=reason, problems=tuple(self._problems))
         self._check_aggregation()
+        otlp = [name for name in exporters if name in _DEFAULT_ENDPOINT]
         return Settings(
             exporters=exporters,
             variable=variable,
             reason=variable,
             interval_s=self._milliseconds("OTEL_METRIC_EXPORT_INTERVAL", DEFAULT_INTERVAL_S),
             timeout_s=self._milliseconds("OTEL_METRIC_EXPORT_TIMEOUT", DEFAULT_TIMEOUT_S),
-            otlp_endpoint=next((self._endpoint(name) for name in exporters if name in _DEFAULT_ENDPOINT), ""),
-            prometheus_host=self._text("OTEL_EXPORTER_PROMETHEUS_HOST") or DEFAULT_PROMETHEUS_HOST,
+            otlp_endpoints=tuple((name, self._endpoint(name)) for name in otlp),
+            otlp_timeouts=self._otlp_timeouts() if otlp else (),
+            uncompressed=tuple(name for name in otlp if not self._compresses(name)),
+            prometheus_host=self._host(),
             prometheus_port=self._port() if PROMETHEUS in exporters else DEFAULT_PROMETHEUS_PORT,
             problems=tuple(self._problems),
         )
@@ -136,7 +147,7 @@ class _Reader:
         asked = self._text("OTEL_METRICS_EXPORTER")
         names = [_canonical(name) for name in self._list("OTEL_METRICS_EXPORTER")]
         if names:
-            variable = f"OTEL_METRICS_EXPORTER={_one_line(asked)}"
+            variable = f"OTEL_METRICS_EXPORTER={one_line(asked)}"
             some = [name for name in names if name != "none"]
             if some and len(some) < len(names):
                 self._problem("OTEL_METRICS_EXPORTER", asked, "has none beside others; the others are used")
@@ -181,6 +192,32 @@ class _Reader:
         variables = ("OTEL_EXPORTER_OTLP_METRICS_INSECURE", "OTEL_EXPORTER_OTLP_INSECURE")
         return any(self._text(variable).lower() == "true" for variable in variables)
 
+    def _otlp_timeouts(self) -> tuple[tuple[str, str], ...]:
+        general = self._text("OTEL_EXPORTER_OTLP_TIMEOUT")
+        instead = general if _is_timeout(general) else "10"
+        replaced: list[tuple[str, str]] = []
+        for variable in ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"):
+            if _is_timeout(text := self._text(variable)):
+                break  # The other one is not read.
+            if text:
+                self._problem(variable, text, f"is not a number of seconds that can be used; {instead} s is used")
+            if variable in self._environ:  # Exporters fail at an empty one, too.
+                replaced.append((variable, instead))
+        return tuple(replaced)
+
+    def _compresses(self, exporter: str) -> bool:
+        """Returns whether an OTLP exporter can be left to read the compression that it is to use."""
+        known = _COMPRESSIONS[exporter]
+        for variable in ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION"):
+            text = self._text(variable)
+            if text and text.lower() not in known:
+                self._problem(variable, text, f"is no compression ({', '.join(known)}); none is used")
+            elif text:
+                return exporter != OTLP_GRPC or text.lower() != "none"  # A word that the gRPC exporter does not know.
+            if variable in self._environ:
+                return False
+        return True
+
     def _check_aggregation(self) -> None:
         variable = "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
         if (aggregation := self._text(variable)) and aggregation != "explicit_bucket_histogram":
@@ -203,10 +240,14 @@ class _Reader:
         except ValueError:
             milliseconds = -1.0
         # A day is more than anybody means, and less than what a thread can wait for.
-        if 0 < milliseconds <= 86_400_000:
+        if 1 <= milliseconds <= 86_400_000:
             return milliseconds / 1000
         self._problem(variable, text, f"is not a number of milliseconds from 1 to 86400000; {default_s:g} s is used")
         return default_s
+
+    def _host(self) -> str:
+        host = self._text("OTEL_EXPORTER_PROMETHEUS_HOST") or DEFAULT_PROMETHEUS_HOST
+        return host[1:-1] if host.startswith("[") and host.endswith("]") else host  # As URLs write IP version 6.
 
     def _port(self) -> int:
         variable = "OTEL_EXPORTER_PROMETHEUS_PORT"
@@ -218,7 +259,7 @@ class _Reader:
         return DEFAULT_PROMETHEUS_PORT
 
     def _problem(self, variable: str, value: str, outcome: str) -> None:
-        problem = f"{variable}={_one_line(value)} {outcome}"
+        problem = f"{variable}={one_line(value)} {outcome}"
         if problem not in self._problems:
             self._problems.append(problem)
 
@@ -229,15 +270,33 @@ def _canonical(name: str) -> str:
     return lower if lower in ("none", "otlp", OTLP_GRPC, OTLP_HTTP, PROMETHEUS, "console") else name
 
 
+def _is_timeout(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 86_400
+    except ValueError:
+        return False
+
+
 def _without_credentials(endpoint: str) -> str:
-    """Returns an endpoint that may be shown: one line, without the user and password that it may carry."""
-    scheme, separator, rest = endpoint.partition("://") if "://" in endpoint else ("", "", endpoint)
-    authority, slash, path = rest.partition("/")
-    return _one_line(scheme + separator + authority.rpartition("@")[2] + slash + path)
+    """Returns an endpoint that may be shown: one line, without the user, password and query that it may carry."""
+    scheme, separator, rest = endpoint.partition("://")
+    if not scheme.isalnum() or not separator:
+        scheme, separator, rest = "", "", endpoint
+    end = min((position for mark in "?#" if (position := rest.find(mark)) >= 0), default=len(rest))
+    if "@" in rest[end:]:  # Of a password or of a query: who can tell where the host is?
+        return one_line(f"{scheme}{separator}...")
+    hidden = f"{rest[end]}..." if end < len(rest) else ""
+    # A password may hold a slash, so all that is before the last @ is taken for one.
+    return one_line(scheme + separator + rest[:end].rpartition("@")[2] + hidden)
 
 
-def _one_line(text: str) -> str:
+def scrape_url(host: str, port: int) -> str:
+    """Returns the address of a Prometheus endpoint."""
+    shown = one_line(host)
+    return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/metrics"
+
+
+def one_line(text: str) -> str:
     """Returns text as it is where it is harmless, quoted where it is not, and never endless."""
-    if text.isprintable() and text.isascii():
-        return text if len(text) <= 200 else text[:197] + "..."
-    return ascii(text[:200])
+    shown = text if text.isprintable() and text.isascii() else ascii(text[:200])
+    return shown if len(shown) <= 200 else shown[:197] + "..."
