@@ -261,7 +261,7 @@ def test_no_engine(run: Doctor, monkeypatch: pytest.MonkeyPatch, arguments: tupl
         ("import absent_library", "there is no module absent_library"),
         ("class Odd(BaseException): pass\nraise Odd('no')", "importing vllm fails: Odd: no"),
         (
-            "class Mute(Exception):\n    def __str__(self): raise RuntimeError(self)\n    __repr__ = __str__\nraise Mute",
+            "class Mute(Exception):\n def __str__(self): raise RuntimeError(self)\n __repr__ = __str__\nraise Mute",
             "importing vllm fails: Mute",
         ),
         ("raise ModuleNotFoundError('gone')", "importing vllm fails: ModuleNotFoundError: gone"),
