@@ -11,15 +11,12 @@ import logging
 import os
 import sys
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.hooks import HookSet
-from kvcache_otel.engines.post_import import PostImport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from opentelemetry.metrics import MeterProvider
 
@@ -42,7 +39,6 @@ class Instrumentation:
         self._settings: Settings | None = None
         self._meter_provider: MeterProvider | None = None
         self._adapters: dict[str, Any] = {}
-        self._imports = PostImport()
         self._lock = threading.RLock()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -75,7 +71,6 @@ class Instrumentation:
             self.hooks[engine].attach()
             if meter_provider is not None and not settings.enabled:
                 _check_processes(table)
-            self._imports.when_imported(engine, lambda module: _check_version(module, table))
 
     def detach(self) -> None:
         """Gives every engine its own functions back and ends exporting; a second call does nothing."""
@@ -83,7 +78,6 @@ class Instrumentation:
             hooks, self.hooks = self.hooks, {}
             runtime, self._runtime = self._runtime, None
             self._adapters.clear()
-            self._imports.forget()
         for hook_set in hooks.values():
             hook_set.detach()
         if runtime is not None:
@@ -100,6 +94,7 @@ class Instrumentation:
                 package, name = ENGINES[engine]
                 adapter: Callable[..., Any] = getattr(importlib.import_module(f"{package}.adapter"), name)
                 borrow_handlers(engine)  # Again: some engines configure their loggers after they have loaded plugins.
+                _check_version(engine, importlib.import_module(f"{package}.table"))
                 runtime = self._alive()
                 self._adapters[engine] = adapter(runtime.probe, runtime.flush)
             return self._adapters[engine]
@@ -139,12 +134,12 @@ def _check_processes(table: Any) -> None:
         )
 
 
-def _check_version(module: ModuleType, table: Any) -> None:
-    with suppress(Exception):  # Raised here, it would fail the engine's import.
-        from kvcache_otel.engines.versions import warning
+def _check_version(engine: str, table: Any) -> None:
+    from kvcache_otel.engines.versions import warning
 
-        if problem := warning(table.NAME, str(getattr(module, "__version__", "")), table.SUPPORTED, table.FULL):
-            _logger.warning("kvcache: %s (`kvcache-otel doctor` lists it)", problem)
+    version = str(getattr(sys.modules.get(engine), "__version__", ""))
+    if problem := warning(table.NAME, version, table.SUPPORTED, table.FULL):
+        _logger.warning("kvcache: %s (`kvcache-otel doctor` lists it)", problem)
 
 
 instrumentation = Instrumentation()
