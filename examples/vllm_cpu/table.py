@@ -135,7 +135,7 @@ def _moving(scrape: Scrape) -> str:
         times = [_seconds(scrape.quantile("transfer_duration_seconds", share, **route)) for share in (0.5, 0.99)]
         speed = f"{moved / busy / 1e6:.0f} MB/s" if busy else "-"
         rows.append([f"{source} -> {destination}", _whole(count), f"{moved / 1e6:.2f} MB", *times, speed])
-    head = ["route", "transfers", "moved", "p50 <=", "p99 <=", "while moving"]
+    head = ["route", "transfers", "moved", "p50 <=", "p99 <=", "each, moving"]
     return _table("What moves between tiers, and how fast?  kvcache_transfer_*", head, rows)
 
 

@@ -291,7 +291,7 @@ def test_a_forked_child_does_not_tell_what_the_parent_counted_through_a_file(tmp
     )
     imports = PROCESS.partition("recorder = ")[0] + (
         "from kvcache_otel.export.provider import process_provider\n"
-        "from kvcache_otel.export.readers import readers_of\n"
+        "from kvcache_otel.export.foreign import readers_of\n"
     )
     environ = {"OTEL_CONFIG_FILE": str(path), "PYTHONPATH": os.pathsep.join(["src", "."])}
     assert run(imports + FILE, environ).splitlines()[-1] == "right"

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +31,6 @@ from tests.export.test_prometheus import consecutive_free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from kvcache_otel.export.exporter import Exporter
 
@@ -527,6 +527,32 @@ def test_config_file(configured: tuple[Settings, int]) -> None:
     [target] = [line for line in text.splitlines() if line.startswith("target_info{")]
     assert 'service_name="from-the-file"' in target
     assert "service_instance_id=" in target
+    started.stop(5)
+
+
+def test_exponential_histograms_of_a_config_file_do_not_fail_its_scrape(
+    configured: tuple[Settings, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """P9, where somebody's view asks for them."""
+    settings, port = configured
+    path = Path(settings.config_file)
+    aggregation = "base2_exponential_bucket_histogram: {max_scale: 20, max_size: 160}"
+    view = f"    - selector: {{instrument_type: histogram}}\n      stream: {{aggregation: {{{aggregation}}}}}\n"
+    path.write_text(path.read_text() + view)
+    journal = Journal(replay=True)
+    started = start(journal.recorder, settings)
+    assert started is not None
+    journal.look_up(5)
+    journal.transfer(0.3)
+    assert started.flush(5)
+    for _ in range(2):
+        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=5) as response:
+            text = response.read().decode()
+        assert "kvcache_lookup_tokens_total{" in text
+        assert "kvcache_transfer_duration" not in text
+    (line,) = [record.getMessage() for record in caplog.records if "exponential" in record.getMessage()]
+    assert "kvcache.transfer.duration" in line
+    assert "OTEL_CONFIG_FILE" in line
     started.stop(5)
 
 

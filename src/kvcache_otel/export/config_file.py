@@ -14,7 +14,7 @@ from opentelemetry import metrics
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 
 from kvcache_otel.export.deadline import EXIT_DEADLINE_S, Prepared
-from kvcache_otel.export.readers import silence_in_children
+from kvcache_otel.export.foreign import silence_in_children, spare_prometheus
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -73,6 +73,7 @@ def provider_from_file(path: str, local_rank: int) -> MeterProvider:
         raise ConfigFileError("was read before this process was forked, and cannot be read again")
     global _made
     _made = provider, os.getpid()
+    spare_prometheus(provider)
     silence_in_children(provider)
     _identify(provider)
     _bound_exit(provider)

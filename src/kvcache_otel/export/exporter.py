@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.export.deadline import EXIT_DEADLINE_S, Prepared, run_within
-from kvcache_otel.export.readers import readers_of
+from kvcache_otel.export.foreign import readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,9 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resou
 
 from kvcache_otel.export.config_file import ConfigFileError, is_inherited, provider_from_file
 from kvcache_otel.export.exporter import Exporter
+from kvcache_otel.export.foreign import readers_of
 from kvcache_otel.export.instruments import Instruments
-from kvcache_otel.export.readers import PeriodicReader, cell_reader, readers_of
+from kvcache_otel.export.readers import PeriodicReader, cell_reader
 from kvcache_otel.export.replay import Replay
 from kvcache_otel.export.settings import OTLP_GRPC, OTLP_HTTP, PROMETHEUS, one_line
 from kvcache_otel.export.spoken import SpokenExporter

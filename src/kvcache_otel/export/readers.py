@@ -31,8 +31,6 @@ from kvcache_otel.export.instruments import SCOPE_NAME
 from kvcache_otel.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from kvcache_otel.record import cells
     from kvcache_otel.record.recorder import HistogramRow, Recorder
     from kvcache_otel.spec import MetricSpec
@@ -154,33 +152,6 @@ class PeriodicReader(CellReader, PeriodicExportingMetricReader):
 def cell_reader(kind: type[MetricReader]) -> type[Any]:
     """Returns a class of reader that does what `kind` does and takes a recorder before the arguments of `kind`."""
     return type(kind.__name__, (CellReader, kind), {})
-
-
-def readers_of(provider: Any) -> Sequence[Any] | None:
-    """Returns the readers of somebody's provider; None where it does not show them. The SDK has no public name."""
-    for owner, name in (
-        (provider, "_metric_readers"),
-        (getattr(provider, "_sdk_config", None), "metric_readers"),  # In older SDKs.
-    ):
-        if (readers := getattr(owner, name, None)) is not None:
-            return list(readers)
-    return None
-
-
-def silence_in_children(provider: Any) -> None:
-    """Makes the readers of a provider receive nothing in a forked child, as `CellReader` does."""
-    pid = os.getpid()
-
-    def silence(receive: Callable[..., None]) -> Callable[..., None]:
-        def received(*args: Any, **kwargs: Any) -> None:
-            if os.getpid() == pid:
-                receive(*args, **kwargs)
-
-        return received
-
-    for reader in readers_of(provider) or ():
-        if (receive := getattr(reader, "_receive_metrics", None)) is not None:
-            reader._receive_metrics = silence(receive)
 
 
 def _with_metrics(data: MetricsData, metrics: list[Metric]) -> MetricsData:

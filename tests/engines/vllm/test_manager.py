@@ -6,7 +6,7 @@ import gc
 import random
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -382,12 +382,11 @@ def test_a_tier_that_was_not_there_when_its_manager_was_built_silences_no_other(
     rows.recorder.reset()  # That was on purpose.
 
 
-def test_an_emptied_device_is_told_before_the_next_step(instrumented: Instrumented, rows: Rows) -> None:
+def _device(blocks: int, *, events: bool = False) -> tuple[SimpleNamespace, Any]:
     """vLLM's own block pool; of the scheduler around it, only what the adapter reads is there."""
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-    pool = BlockPool(num_gpu_blocks=9, enable_caching=True, hash_block_size=TOKENS)
+    pool = BlockPool(num_gpu_blocks=blocks, enable_caching=True, hash_block_size=TOKENS, enable_kv_cache_events=events)
     scheduler = SimpleNamespace(
         connector=None,
         block_size=TOKENS,
@@ -395,6 +394,13 @@ def test_an_emptied_device_is_told_before_the_next_step(instrumented: Instrument
         kv_cache_config=SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=None)]),
         vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_index=0)),
     )
+    return scheduler, pool
+
+
+def test_an_emptied_device_is_told_before_the_next_step(instrumented: Instrumented, rows: Rows) -> None:
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    scheduler, pool = _device(blocks=9)
     instrumented.adapter.scheduler_built(None, scheduler)
     blocks = pool.get_new_blocks(4)
     for number, block in enumerate(blocks[:3]):
@@ -418,14 +424,29 @@ def test_an_emptied_device_is_told_before_the_next_step(instrumented: Instrument
     assert rows.value(semconv.USAGE, **where, state="free") == rows.value(semconv.LIMIT, **where) == 8 * TOKENS
 
 
-def test_evicting_a_block_that_was_never_cached_counts_nothing(rows: Rows) -> None:
-    """C9: with statistics off, on vLLM's own block pool."""
-    from vllm.v1.core.block_pool import BlockPool
+def test_device_evictions_equal_the_removals_that_vllm_publishes(instrumented: Instrumented, rows: Rows) -> None:
+    """C9, with statistics off: what was never cached is handed out without a sample; what was is one eviction."""
+    from vllm.distributed.kv_events import BlockRemoved
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-    pool = BlockPool(num_gpu_blocks=16, enable_caching=True, hash_block_size=16)
+    scheduler, pool = _device(blocks=33, events=True)
+    instrumented.adapter.scheduler_built(None, scheduler)
+    where = {"tier": "device", "pool": "kv"}
     for _ in range(100):
         pool.free_blocks(pool.get_new_blocks(8))
-    assert rows.values(semconv.EVICTION_TOKENS) == {}
+    assert rows.value(semconv.EVICTION_TOKENS, **where) == 0
+
+    rng, removed = random.Random(9), 0
+    for turn in range(300):
+        blocks = pool.get_new_blocks(rng.randint(1, 8))
+        for number, block in enumerate(blocks):
+            if rng.random() < 0.5:
+                name = make_block_hash_with_group_id(b"block %d %d" % (turn, number), 0)
+                pool._insert_block_hash(name, block, num_tokens=TOKENS)
+        pool.free_blocks(blocks)
+        removed += sum(len(event.block_hashes) for event in pool.take_events() if isinstance(event, BlockRemoved))
+        assert rows.value(semconv.EVICTION_TOKENS, **where) == removed * TOKENS
+    assert removed > 100
 
 
 def test_detached_vllm_has_its_own_functions_back(
