@@ -53,8 +53,8 @@ def spare_prometheus(provider: Any) -> None:
             if left_out and not said:
                 said = True
                 _logger.warning(
-                    "kvcache: Prometheus is not served %s: OTEL_CONFIG_FILE makes exponential histograms of them, which "
-                    "the exporter cannot render; the rest is served",
+                    "kvcache: Prometheus is not served %s: OTEL_CONFIG_FILE makes exponential histograms of them, "
+                    "which the exporter cannot render; the rest is served",
                     ", ".join(left_out),
                 )
             receive(spared, *args, **kwargs)

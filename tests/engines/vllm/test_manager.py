@@ -130,11 +130,15 @@ def _evicted_from_host(driver: ManagerDriver) -> int:
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc"])
-def test_every_situation_counts_as_vllm_counts_it(make: Callable[..., ManagerDriver], rows: Rows, policy: str) -> None:
-    driver = make(policy=policy)
-    _situations(driver)
-    assert_equals_vllm(rows, driver.totals)
-    assert_equals_recount(rows, driver.recount(), tokens=TOKENS)
+def test_every_situation_counts_as_vllm_counts_it(instrumented: Instrumented, tmp_path: Path, policy: str) -> None:
+    rows = instrumented.rows
+    tiers = [fs_tier(tmp_path / "first"), fs_tier(tmp_path / "second", backpressure=backpressure())]
+    with ManagerDriver(make_config(CAPACITY, tiers, policy=policy)) as driver:
+        _situations(driver)
+        assert_equals_vllm(rows, driver.totals)
+        assert_equals_recount(rows, driver.recount(), tokens=TOKENS)
+    refused = rows.value(semconv.STORE_SKIPPED_BLOCKS, tier="disk", name="2:fs", reason="backpressure")
+    assert refused == driver.totals.counter("tiering_backpressure_blocks_dropped", "2:fs") > 0
     # None of it holds because nothing happened.
     assert driver.totals.counter("tiering_promotion_job_failures", DISK) == 1
     assert driver.totals.counter("tiering_cascade_job_failures", DISK) == 1
