@@ -44,7 +44,7 @@ class Driven(NamedTuple):
     Attributes:
         written: Bytes that vLLM says it wrote to disk.
         loaded: The blocks, read back.
-        lines: What we said, warnings and worse.
+        lines: What we said, warnings and worse; but for what gets through to a collector, which is a matter of time.
         seconds: How long it all took.
     """
 
@@ -82,6 +82,8 @@ def drive(
             record.getMessage()
             for record in caplog.records
             if record.name.startswith("kvcache_otel") and record.levelno >= logging.WARNING
+            # An exporter of the test before this one may say it only now.
+            if record.name != "kvcache_otel.export.spoken"
         ]
         return Driven(written, loaded, lines, time.monotonic() - began)
 
