@@ -13,6 +13,7 @@ STAIRS = (
     ("semconv",),
     ("identity",),
     ("record",),
+    ("events",),
     ("export",),
     ("engines",),
     ("", "instrumentation", "instrumentor", "package", "plugin", "runtime"),

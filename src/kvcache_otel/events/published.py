@@ -1,0 +1,180 @@
+"""What an engine publishes about its blocks, added up in its own process, on the thread that publishes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcache_otel import semconv
+from kvcache_otel.events.books import Book, CopiesBook
+from kvcache_otel.events.medium import medium, tier
+from kvcache_otel.record.labels import printable
+from kvcache_otel.semconv import EventMedium, EventType, Reason, View
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from kvcache_otel.record.cells import Counter, Level
+    from kvcache_otel.record.probe import CacheProbe, Labels
+    from kvcache_otel.spec import MetricSpec
+
+_logger = logging.getLogger(__name__)
+
+_TYPES: Mapping[str, str] = {
+    "BlockStored": EventType.BLOCK_STORED,
+    "BlockRemoved": EventType.BLOCK_REMOVED,
+    "AllBlocksCleared": EventType.ALL_BLOCKS_CLEARED,
+}
+
+# Collections too, but of no hashes.
+_NO_HASHES = (str, bytes, bytearray, memoryview, Mapping)
+
+
+class _Cells(NamedTuple):
+    events: Counter
+    blocks: Counter
+
+
+class PublishedBooks:
+    """What an engine's own events add up to, tier by tier. Whoever publishes keeps it: the rows end with it.
+
+    Nothing is guessed: what was stored without a medium, or in one that is not known, is in no tier and has no row. It
+    is remembered, so that its removal contradicts nothing.
+    """
+
+    def __init__(self, probe: CacheProbe, *tiers: str, copies: bool = False, clears_device_only: bool = False) -> None:
+        """Args:
+        probe: The publishing cache's probe.
+        tiers: The tiers whose rows are there from the start, at zero; another gets its row when an event names it.
+        copies: Whether each copy of a block is announced and removed by itself, as vLLM does. Otherwise a repeated
+            store changes nothing and one removal removes the block, as in SGLang.
+        clears_device_only: Whether "all blocks cleared" means the device's alone. Otherwise it empties every tier.
+        """
+        self._probe = probe
+        self._new_book = CopiesBook if copies else Book
+        self._clears_device_only = clears_device_only
+        self._said = False
+        self._books: dict[str, Book] = {}
+        self._rows: list[tuple[Book, Level]] = []
+        kinds, media = (
+            sorted(semconv.ATTRIBUTES[key].members or ())
+            for key in (semconv.KVCACHE_EVENT_TYPE, semconv.KVCACHE_EVENT_MEDIUM)
+        )
+        self._cells = {
+            (kind, named): _Cells(
+                _counter(probe, semconv.EVENTS, kind, named), _counter(probe, semconv.EVENT_BLOCKS, kind, named)
+            )
+            for kind in kinds
+            for named in media
+        }
+        for name in tiers:
+            self._open(name)
+        self._settle()
+
+    def apply(self, events: Iterable[Any]) -> None:
+        """Takes over what is about to be published. An event that cannot be read loses only itself.
+
+        Args:
+            events: In the order of publishing; read once, and left as they are.
+        """
+        for event in events:
+            kind, named, blocks = EventType.OTHER, EventMedium.UNKNOWN, 0
+            try:
+                kind = _TYPES.get(type(event).__name__) or _inherited(event)
+                named = medium(getattr(event, "medium", None))
+                blocks = self._take(event, kind, named)
+            except Exception as error:
+                self._unreadable(event, error)
+            cells = self._cells[kind, named]
+            cells.events.add(1)
+            cells.blocks.add(blocks)
+        self._settle()
+
+    def forget(self) -> None:
+        """Empties the books and ends the rows, until events are applied again."""
+        for book in self._books.values():
+            book.clear()
+        for _, level in self._rows:
+            level.set(None)
+
+    def _take(self, event: Any, kind: str, named: str) -> int:
+        """Takes over one event, the whole of it or nothing, and returns how many blocks it is about."""
+        if kind == EventType.BLOCK_STORED:
+            hashes = _hashes(event)
+            self._book(named).store(hashes)
+        elif kind == EventType.BLOCK_REMOVED:
+            hashes = _hashes(event)
+            missing = self._book(named).remove(hashes) if named != EventMedium.UNTAGGED else self._discard(hashes)
+            for _ in range(missing):
+                self._probe.accounting_error(Reason.UNKNOWN_REMOVE)
+        else:
+            if kind == EventType.ALL_BLOCKS_CLEARED:
+                self._clear()
+            return 0
+        return len(hashes)
+
+    def _discard(self, hashes: tuple[Hashable, ...]) -> int:
+        found: set[Hashable] = set()
+        for book in self._books.values():
+            found |= book.discard(hashes)
+        return len(hashes) - len(found)
+
+    def _clear(self) -> None:
+        for named, book in self._books.items():
+            if named == EventMedium.DEVICE or not self._clears_device_only:
+                book.clear()
+
+    def _book(self, named: str) -> Book:
+        book = self._books.get(named)
+        return book if book is not None else self._open(named)
+
+    def _open(self, named: str) -> Book:
+        book = self._books[named] = self._new_book()
+        where = tier(named)
+        if where is not None:
+            self._rows.append((book, self._probe.resident(where, View.PUBLISHED)))
+        return book
+
+    def _settle(self) -> None:
+        for book, level in self._rows:
+            resident = len(book.blocks)
+            if level.value != resident:
+                level.set(resident)
+
+    def _unreadable(self, event: object, error: Exception) -> None:
+        self._probe.accounting_error(Reason.OTHER)
+        if not self._said:
+            self._said = True
+            what = f"{type(error).__name__}: {printable(error)}"
+            _logger.warning("kvcache: a KV event was not read (%s): %r", printable(type(event)), what)
+
+
+def _counter(probe: CacheProbe, spec: MetricSpec, kind: str, named: str) -> Counter:
+    labels: Labels = {
+        semconv.KVCACHE_VIEW: View.PUBLISHED,
+        semconv.KVCACHE_EVENT_TYPE: kind,
+        semconv.KVCACHE_EVENT_MEDIUM: named,
+    }
+    return probe.counter(spec, labels)
+
+
+def _inherited(event: object) -> str:
+    # SGLang 0.5.18 and 0.5.19 publish a BlockStoredWithMetadata where a prompt was salted.
+    kinds = (_TYPES.get(base.__name__) for base in type(event).__mro__)
+    return next((kind for kind in kinds if kind is not None), EventType.OTHER)
+
+
+def _hashes(event: Any) -> tuple[Hashable, ...]:
+    """Returns the hashes that an event carries; raises where there are none, before anything has changed."""
+    hashes = event.block_hashes
+    if not _can_carry(hashes):
+        raise TypeError(f"block hashes in a {type(hashes).__name__}")
+    taken = tuple(hashes)
+    hash(taken)
+    return taken
+
+
+def _can_carry(hashes: object) -> bool:
+    # An iterator cannot: read here, it would be empty for the engine.
+    return type(hashes) is list or (isinstance(hashes, Collection) and not isinstance(hashes, _NO_HASHES))
