@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,9 @@ _recorder_of: weakref.WeakKeyDictionary[MeterProvider, Recorder] = weakref.WeakK
 
 # What a dying engine process may wait for its last export. vLLM gives its children 5 s in all.
 FLUSH_SECONDS = 1.0
+
+# How much of that a device which does not answer may take from the export. One that does takes a millisecond.
+HARVEST_SHARE = 0.5
 
 
 class Runtime:
@@ -73,19 +78,33 @@ class Runtime:
                     self._exporter = start(
                         self._recorder, self._settings, local_rank=local_rank, meter_provider=self._meter_provider
                     )
+                    atexit.register(self._at_exit)  # Runs before what the exporter has registered.
             return CacheProbe(self._recorder, identity)
 
     def flush(self, timeout_s: float = FLUSH_SECONDS) -> bool:
         """Exports what there is; returns whether that was done in time. Never raises, never takes longer."""
-        return self._exporter.flush(timeout_s) if self._exporter is not None else True
+        deadline = time.monotonic() + timeout_s
+        recorder, exporter = self._recorder, self._exporter
+        if recorder is not None:
+            recorder.harvester.flush(timeout_s * HARVEST_SHARE)
+        return exporter.flush(max(deadline - time.monotonic(), 0)) if exporter is not None else True
 
     def stop(self, timeout_s: float = FLUSH_SECONDS) -> None:
         """Exports what there is and ends exporting. Never raises, never takes longer."""
+        deadline = time.monotonic() + timeout_s
+        atexit.unregister(self._at_exit)
         with self._lock:
             self._stopped = True
-            exporter, self._exporter, self._recorder = self._exporter, None, None
+            recorder, exporter = self._recorder, self._exporter
+            self._recorder = self._exporter = None
+        if recorder is not None:
+            recorder.harvester.stop(timeout_s * HARVEST_SHARE)
         if exporter is not None:
-            exporter.stop(timeout_s)
+            exporter.stop(max(deadline - time.monotonic(), 0))
+
+    def _at_exit(self) -> None:
+        if self._recorder is not None:
+            self._recorder.harvester.flush(FLUSH_SECONDS * HARVEST_SHARE)
 
     def _make_recorder(self, identity: Identity) -> Recorder:
         """Returns a new recorder, or the one that this MeterProvider has read before.

@@ -225,7 +225,7 @@ def test_vocabulary_covers_every_metric_that_is_recorded_inside_an_engine() -> N
 
 def test_every_word_of_the_probe_is_walked() -> None:
     said = {name.split(",")[0].removesuffix(" without a name") for name in WORDS}
-    general = {"identity", "counter", "histogram", "level", "observe", "accounting_error"}
+    general = {"identity", "gauge_failed", "harvester", "counter", "histogram", "level", "observe", "accounting_error"}
     assert {name for name in dir(CacheProbe) if not name.startswith("_")} == said | general
 
 
@@ -369,6 +369,43 @@ def test_transfers_by_two_clocks_are_one_route_and_two_series_of_durations(told:
         "device host wall_clock": (1, 0.05),
     }
     assert told.rows("kvcache.transfer.operations") == {"device host": 2}
+
+
+class FakeEvent:
+    """Stands in for a device's event that it has passed; without `at_ms` one that cannot tell when."""
+
+    def __init__(self, at_ms: float | None = None) -> None:
+        self.at_ms = at_ms
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        if self.at_ms is None or end.at_ms is None:
+            raise RuntimeError("events without timing")
+        return end.at_ms - self.at_ms
+
+
+def test_transfer_is_timed_by_its_event_pair_under_its_own_route(told: Told) -> None:
+    stores, loads = told.probe.route("device", "host", timing="device_event"), told.probe.route("host", "device")
+    stores.timed(FakeEvent(100.0), FakeEvent(140.0))
+    assert told.probe.harvester.flush(20)
+    assert told.rows("kvcache.transfer.duration") == {
+        "device host device_event": (1, 0.04),
+        "host device wall_clock": EMPTY,
+    }
+    told.probe.harvester.stop(20)
+    assert loads.finished.value == 0
+
+
+def test_transfer_whose_events_tell_no_time_counts_and_has_no_duration(told: Told) -> None:
+    route = told.probe.route("device", "host", timing="device_event")
+    route.timed(FakeEvent(), FakeEvent())
+    route.finished.add()
+    told.probe.harvester.stop(20)
+    assert told.rows("kvcache.transfer.duration") == {"device host device_event": EMPTY}
+    assert told.rows("kvcache.transfer.operations") == {"device host": 1}
+    assert told.rows("kvcache.telemetry.dropped")["event_lost"] == 1
 
 
 def test_pins_are_asked_for_once(told: Told) -> None:

@@ -462,6 +462,29 @@ def test_reset_starts_every_kind_of_series_from_nothing() -> None:
     assert (sum(counts), total) == (0, 0.0)
 
 
+class UnfinishedEvent:
+    """Stands in for a device's event that it has not passed."""
+
+    def query(self) -> bool:
+        return False
+
+    def elapsed_time(self, end: object) -> float:
+        raise RuntimeError("device not ready")
+
+
+def test_event_pairs_that_tell_no_time_are_dropped_measurements_and_those_of_a_parent_are_not(
+    recorder: Recorder,
+) -> None:
+    histogram = recorder.histogram(semconv.EVICTION_DURATION, {TIER: "device"})
+    recorder.harvester.add(UnfinishedEvent(), UnfinishedEvent(), histogram)
+    recorder.harvester.stop(20)
+    assert rows(recorder, semconv.TELEMETRY_DROPPED, REASON)["event_lost"] == 1
+    recorder.harvester._pairs.append((UnfinishedEvent(), UnfinishedEvent(), histogram, 0.0))
+    recorder.reset()
+    assert recorder.harvester.flush(20)
+    assert set(rows(recorder, semconv.TELEMETRY_DROPPED, REASON).values()) == {0}
+
+
 @contextmanager
 def held_by_another_thread(lock: Any) -> Generator[None]:
     held, release = threading.Event(), threading.Event()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvcache_otel.identity import Identity
     from kvcache_otel.record.cells import Counter, Histogram, Level
     from kvcache_otel.record.recorder import Recorder
+    from kvcache_otel.record.timing import DeviceEvent
     from kvcache_otel.spec import MetricSpec
 
 Labels = dict[str, str | int]
@@ -26,9 +27,13 @@ _TOO_MUCH = 2**63
 
 
 class CacheProbe:
-    """What an adapter tells about one cache of one rank."""
+    """What an adapter tells about one cache of one rank.
 
-    __slots__ = ("_recorder", "identity")
+    Attributes:
+        harvester: Where event pairs wait for their device; `Route.timed` hands them over.
+    """
+
+    __slots__ = ("_recorder", "harvester", "identity")
 
     def __init__(self, recorder: Recorder, identity: Identity) -> None:
         """Args:
@@ -36,6 +41,7 @@ class CacheProbe:
         identity: The engine, cache and rank that every row of this probe carries.
         """
         self._recorder = recorder
+        self.harvester = recorder.harvester
         self.identity = identity
 
     # -- looking up ------------------------------------------------------------------------------------------------
@@ -129,6 +135,10 @@ class CacheProbe:
     def accounting_error(self, reason: str) -> None:
         """Counts bookkeeping that contradicted itself."""
         self._recorder.accounting_error(reason)
+
+    def gauge_failed(self, what: str, error: BaseException) -> None:
+        """Counts a quantity that an engine would not tell, and says so once; see `Recorder.gauge_failed`."""
+        self._recorder.gauge_failed(what, error)
 
     # -- any metric of the catalogue -------------------------------------------------------------------------------
 
@@ -238,10 +248,11 @@ class Route:
         pinned: Blocks of the nearer tier that those transfers pin.
     """
 
-    __slots__ = ("_labels", "_probe", "active", "duration", "finished", "moved", "pinned")
+    __slots__ = ("_harvester", "_labels", "_probe", "active", "duration", "finished", "moved", "pinned")
 
     def __init__(self, probe: CacheProbe, source: str, destination: str, name: str | None, timing: str) -> None:
         self._probe = probe
+        self._harvester = probe.harvester
         self._labels: Labels = {semconv.KVCACHE_SOURCE_TIER: source, semconv.KVCACHE_DESTINATION_TIER: destination}
         if name is not None:
             self._labels[semconv.KVCACHE_TIER_NAME] = name
@@ -252,6 +263,15 @@ class Route:
         self.active = probe.level(semconv.TRANSFER_ACTIVE, self._labels)
         self.active.set(0)
         self.pinned: Level | None = None
+
+    def timed(self, start: DeviceEvent, end: DeviceEvent) -> None:
+        """Hands over the event pair around a transfer, which gets its duration when the device is done with it.
+
+        Args:
+            start: Recorded before the copy, on its stream.
+            end: Recorded after it. Neither may be recorded again before the pair has been read.
+        """
+        self._harvester.add(start, end, self.duration)
 
     def failures(self, error_type: str) -> Counter:
         """Returns the counter of transfers that failed in one way."""
@@ -354,6 +374,10 @@ class Pool:
         self.free.value = free
         self.evictable.value = evictable
         self.used.value = used
+
+    def forget(self) -> None:
+        """Ends the rows, while what the pool holds is not known."""
+        self.limit.value = self.free.value = self.evictable.value = self.used.value = None
 
 
 def _tier(tier: str, name: str | None) -> Labels:

@@ -20,6 +20,7 @@ from kvcache_otel.record.cells import (
     ReplayedHistogram,
 )
 from kvcache_otel.record.labels import Labels, printable
+from kvcache_otel.record.timing import Harvester
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -84,6 +85,7 @@ class Recorder:
         identity: The process's own, on the series that are about this library (`kvcache.telemetry.*`) and about
             bookkeeping (`kvcache.accounting.errors`).
         replayed: Samples that wait for the histograms of somebody else's provider, or None where the provider is ours.
+        harvester: Event pairs that wait for their device; without a thread until there is one.
     """
 
     def __init__(self, identity: Identity, *, replay: bool = False, series_limit: int = SERIES_LIMIT) -> None:
@@ -108,6 +110,7 @@ class Recorder:
             for reason in sorted(semconv.ACCOUNTING_ERRORS.values[semconv.KVCACHE_REASON])
         }
         self._said: set[str] = set()
+        self.harvester = Harvester(self._dropped[semconv.Reason.EVENT_LOST], self._dropped[semconv.Reason.QUEUE_FULL])
 
     # -- binding ---------------------------------------------------------------------------------------------------
 
@@ -176,6 +179,17 @@ class Recorder:
         """Counts bookkeeping that contradicted itself."""
         self._wrong.get(reason, self._wrong[semconv.Reason.OTHER]).add(1)
 
+    def gauge_failed(self, what: str, error: BaseException) -> None:
+        """Counts a quantity that could not be read, and says so once.
+
+        Args:
+            what: The quantity, in words.
+            error: What was raised instead.
+        """
+        self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: "gauge"}).add(1)
+        said = f"{type(error).__name__}: {printable(error)}"
+        self._say(f"gauge {what}", "kvcache: no row from %s while it fails: %r", what, said)
+
     def dropped(self, reason: str) -> Counter:
         """Returns the counter of measurements that were given up for one reason."""
         return self._dropped[reason]
@@ -219,6 +233,7 @@ class Recorder:
     def reset(self) -> None:
         """Starts every series again from nothing: what a forked child must do."""
         self._lock = threading.RLock()
+        self.harvester.reset()
         for table in self._tables.values():
             for series in table.values():
                 if series.cell is not None:
@@ -256,10 +271,7 @@ class Recorder:
     def _reader_failed(self, reader: Reader, error: BaseException) -> None:
         if not reader.failed:  # Counted when it starts to fail, not at every collection while it does.
             reader.failed.append(type(error).__name__)
-            name = getattr(reader.read, "__qualname__", "gauge")
-            self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: "gauge"}).add(1)
-            what = f"{type(error).__name__}: {printable(error)}"
-            self._say(f"reader {name}", "kvcache: no row from %s while it fails: %r", name, what)
+            self.gauge_failed(getattr(reader.read, "__qualname__", "gauge"), error)
 
     def _series(self, spec: MetricSpec, labels: Attributes, identity: Identity | None) -> _Series | Counter:
         """Returns the series, or the counter of what is dropped where there may be none."""

@@ -1,0 +1,298 @@
+"""Device time: pairs of events around a copy, whose distance is read when the device is done, by nobody who waits.
+
+The engine's thread hands a pair over and goes on. A thread of ours asks the second event now and then whether it is
+done, and only then how far apart the two are; it sleeps while there is nothing to ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvcache_otel.record.labels import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache_otel.record.cells import Counter, Histogram
+
+_logger = logging.getLogger(__name__)
+
+# Pairs that wait for their device, over all routes of a process.
+LIMIT = 4096
+
+# How long a pair may wait. A copy that takes longer will hardly end at all.
+DEADLINE_S = 60.0
+
+# Between two rounds of asking, the first and the longest. Nobody is in a hurry: a reader comes every few seconds.
+SHORTEST_S = 0.001
+LONGEST_S = 0.020
+
+# Asking an event takes a microsecond or two, so one round holds the interpreter for less than a millisecond.
+PER_ROUND = 256
+
+_INFINITY = float("inf")
+
+
+class DeviceEvent(Protocol):
+    """A mark on a device's stream that knows when it was passed: `torch.cuda.Event` and its like, with timing."""
+
+    def query(self) -> bool:
+        """Returns whether the device has passed it, without waiting."""
+        ...
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Returns the milliseconds from this event to a later one."""
+        ...
+
+
+class Harvester:
+    """The event pairs of one process that wait for their device, and what becomes of them.
+
+    Each pair that was handed over ends as one sample of its histogram, or as one dropped measurement.
+    """
+
+    def __init__(
+        self, lost: Counter, overflowed: Counter, *, limit: int = LIMIT, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """Args:
+        lost: Counts the pairs that told no time.
+        overflowed: Counts the pairs that found no room.
+        limit: Pairs that may wait, give or take one for each thread that is at it.
+        deadline_s: How long a pair may wait, in seconds.
+        """
+        self._lost = lost
+        self._overflowed = overflowed
+        self._limit = limit
+        self._deadline_s = deadline_s
+        # Whoever takes a pair out owns it until it is settled or put back, so that none is ever read twice.
+        self._pairs: deque[tuple[DeviceEvent, DeviceEvent, Histogram, float]] = deque()
+        self._reader: _Reader | None = None
+        self._starting = threading.RLock()  # A signal handler may flush or stop what it has interrupted.
+        self._said = False
+        self._inherited: list[object] = []
+
+    def add(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram) -> None:
+        """Hands a pair over, on the engine's thread: no device is asked, and nobody waited for.
+
+        Args:
+            start: The event before the copy, recorded on its stream.
+            end: The event after it, on the same stream. Neither may be recorded again before the pair has been read.
+            duration: Where the seconds between the two go.
+        """
+        pairs = self._pairs
+        if len(pairs) >= self._limit:
+            self._overflowed.add(1)
+            return
+        pairs.append((start, end, duration, time.monotonic()))
+        reader = self._reader
+        if reader is None or reader.asleep:
+            self._rouse()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Reads every pair that its device is done with, on any thread. Never raises, never takes longer.
+
+        Args:
+            timeout_s: How long to wait for a device that does not answer, in seconds; for its copies nobody waits.
+
+        Returns:
+            Whether nothing is left to be read.
+        """
+        # In this order: a reader that sleeps after there was no pair has none in its hands either.
+        if not self._pairs and ((reader := self._reader) is None or reader.asleep):
+            return True
+        reader = self._rouse()
+        return reader is not None and reader.finish_round(timeout_s) and reader.left == 0
+
+    def stop(self, timeout_s: float) -> None:
+        """Reads every pair that its device is done with, and ends the thread; the next pair starts another.
+
+        Pairs that are not done count as lost.
+
+        Args:
+            timeout_s: As in `flush`. What hangs then ends when it can.
+        """
+        if self._pairs:
+            self._rouse()
+        reader, self._reader = self._reader, None  # No other thread can come between the two; see `cells`.
+        if reader is not None:
+            reader.end(timeout_s)
+
+    def reset(self) -> None:
+        """Forgets every pair, in a forked child."""
+        # Not destroyed either: that would ask a driver that is not there, and may have been forked with its locks held.
+        self._inherited.append(self._pairs)
+        self._pairs = deque()
+        self._reader = None
+        self._starting = threading.RLock()
+        self._said = False
+
+    def _rouse(self) -> _Reader | None:
+        """Wakes the thread, or starts it; returns None where none can be started."""
+        reader = self._reader
+        if reader is not None and not reader.ended:
+            reader.wake()
+            return reader
+        with self._starting:
+            reader = self._reader
+            if reader is not None and not reader.ended:
+                return reader
+            # Before it runs, so that whoever adds a pair from now on can see whether it sleeps.
+            self._reader = reader = _Reader(self._round, self._is_empty)
+            try:
+                reader.start()
+            except BaseException as error:  # Too many threads, an interpreter that ends, or a signal handler's.
+                self._reader = None  # The next pair tries again.
+                if not isinstance(error, RuntimeError):
+                    raise
+                return None
+            return reader
+
+    def _is_empty(self) -> bool:
+        return not self._pairs
+
+    def _round(self, at_most: int | None, stopped: float | None) -> int:
+        """Asks so many pairs once, or all, and puts back what is not done; returns how many wait then.
+
+        Args:
+            at_most: How many; None for all.
+            stopped: When the thread was stopped, for its last round: no pair that is older is put back.
+        """
+        pairs = self._pairs
+        oldest = time.monotonic() - self._deadline_s
+        waiting = len(pairs)
+        for _ in range(waiting if at_most is None else min(waiting, at_most)):
+            try:
+                pair = pairs.popleft()
+            except IndexError:  # A reader that hung when it was stopped is back, and took the last one.
+                break
+            start, end, duration, added = pair
+            if self._settle(start, end, duration):
+                continue
+            if added < oldest:
+                self._lose(f"not done after {self._deadline_s:g} s")
+            elif stopped is not None and added <= stopped:
+                self._lost.add(1)
+            else:
+                pairs.append(pair)  # Behind the others: whichever stream is done first is read first.
+        if stopped is not None and pairs:
+            self._rouse()  # They came meanwhile, and are another thread's.
+        return len(pairs)
+
+    def _settle(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram) -> bool:
+        """Records a pair that is done; returns whether there is nothing more to ask it."""
+        try:
+            if not end.query():
+                return False
+            seconds = start.elapsed_time(end) / 1000.0
+            if 0 <= seconds < _INFINITY:
+                duration.record(seconds)
+                return True
+            why = f"{seconds!r} s apart"
+        except BaseException as error:  # Signals reach the main thread only: SystemExit is no signal handler's here.
+            why = f"{type(error).__name__}: {printable(error)}"
+        self._lose(why)
+        return True
+
+    def _lose(self, why: str) -> None:
+        self._lost.add(1)
+        if not self._said:
+            self._said = True
+            with suppress(Exception):  # A handler of somebody's that raises costs no other pair its time.
+                _logger.warning(
+                    "kvcache: a pair of device events told no time (%s); see kvcache.telemetry.dropped", why
+                )
+
+
+class _Reader:
+    """The thread: when it reads, when it sleeps, and how it is told.
+
+    Attributes:
+        asleep: Whether it has to be woken to notice a new pair.
+        ended: Whether it has ended, for whatever reason.
+        left: How many pairs were left to be read after its latest round.
+    """
+
+    def __init__(self, read: Callable[[int | None, float | None], int], is_empty: Callable[[], bool]) -> None:
+        """Args:
+        read: Reads so many pairs, or all; for the last time where it is told when the thread was stopped.
+        is_empty: Returns whether there is no pair to be read.
+        """
+        self.asleep = False
+        self.ended = False
+        self.left = 0
+        self._read = read
+        self._is_empty = is_empty
+        self._stopped: float | None = None
+        self._asked = 0
+        self._answered = 0
+        # Locked until somebody rings. An Event is not safe to be set by a signal handler that interrupted its setting.
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._thread = threading.Thread(target=self._run, name="kvcache-otel-harvester", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread.
+
+        Raises:
+            RuntimeError: No thread can be started.
+        """
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Lets it read at once."""
+        if self._bell.locked():
+            with suppress(RuntimeError):  # Somebody else was faster.
+                self._bell.release()
+
+    def finish_round(self, timeout_s: float) -> bool:
+        """Lets it read all pairs once more, from now on; returns whether it has done so in time."""
+        mine = self._asked = self._asked + 1
+        self.wake()
+        self._await(lambda: self.ended or self._answered >= mine, timeout_s)
+        return self._answered >= mine
+
+    def end(self, timeout_s: float) -> None:
+        """Lets it read all pairs a last time and end, and waits for that."""
+        self._stopped = time.monotonic()
+        self.wake()
+        self._await(lambda: self.ended, timeout_s)
+
+    @staticmethod
+    def _await(done: Callable[[], bool], timeout_s: float) -> None:
+        # Nothing is held while it waits, whatever a signal handler raises meanwhile.
+        deadline = time.monotonic() + timeout_s
+        while not done() and time.monotonic() < deadline:
+            time.sleep(SHORTEST_S)
+
+    def _run(self) -> None:
+        try:
+            self._rounds()
+        finally:
+            self.ended = self.asleep = True
+
+    def _rounds(self) -> None:
+        pause = SHORTEST_S
+        while True:
+            asked, stopped = self._asked, self._stopped
+            everything = stopped is not None or asked > self._answered
+            self.left = self._read(None if everything else PER_ROUND, stopped)
+            self._answered = asked
+            if stopped is not None:
+                return
+            if self.left:
+                self._bell.acquire(timeout=pause)
+                pause = min(2 * pause, LONGEST_S)
+            else:
+                self._sleep()
+                pause = SHORTEST_S
+
+    def _sleep(self) -> None:
+        self.asleep = True
+        if self._is_empty():  # Whoever came before that did not ring.
+            self._bell.acquire()
+        self.asleep = False
