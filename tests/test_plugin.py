@@ -21,10 +21,26 @@ from kvcache_otel.export.settings import Settings
 from kvcache_otel.instrumentation import Instrumentation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    Register = Callable[[], None]
+
+NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+GROUPS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}
 LOGGER = "kvcache_otel"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@pytest.fixture(params=sorted(NAMES))
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine in its turn."""
+    return request.param
+
+
+@pytest.fixture
+def register(engine: str) -> Register:
+    """The engine's entry point."""
+    return getattr(plugin, f"register_{engine}")
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +63,8 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instrumentation]:
 @pytest.fixture(autouse=True)
 def loggers() -> Iterator[None]:
     """What the plugin does to loggers is undone."""
-    mine, theirs = logging.getLogger(LOGGER), logging.getLogger("vllm")
-    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in (mine, theirs)]
+    touched = [logging.getLogger(name) for name in (LOGGER, *NAMES)]
+    before = [(logger, list(logger.handlers), logger.level, logger.propagate) for logger in touched]
     yield
     for logger, handlers, level, propagate in before:
         logger.handlers[:] = handlers
@@ -74,10 +90,10 @@ def open_files() -> set[str]:
 
 
 def test_nothing_set_hooks_nothing_opens_nothing_and_says_what_to_set(
-    process: Instrumentation, lines: pytest.LogCaptureFixture
+    register: Register, process: Instrumentation, lines: pytest.LogCaptureFixture
 ) -> None:
     files, threads = open_files(), threading.active_count()
-    plugin.register_vllm()
+    register()
     assert (process.hooks, process.runtime, watchers()) == ({}, None, [])
     assert (open_files(), threading.active_count()) == (files, threads)
     (record,) = lines.records
@@ -98,6 +114,7 @@ def test_nothing_set_hooks_nothing_opens_nothing_and_says_what_to_set(
 )
 @pytest.mark.parametrize("provider", [False, True])
 def test_switched_off_hooks_nothing_and_says_what_switched_it_off(
+    register: Register,
     process: Instrumentation,
     lines: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -108,23 +125,27 @@ def test_switched_off_hooks_nothing_and_says_what_switched_it_off(
     monkeypatch.setattr(plugin, "_provider_exists", lambda: provider)
     monkeypatch.setenv(ENDPOINT, "http://collector:4317")
     monkeypatch.setenv(variable, value)
-    plugin.register_vllm()
+    register()
     assert (process.hooks, watchers()) == ({}, [])
     (message,) = lines.messages
     assert variable in message
 
 
 def test_exporter_none_hooks_nothing_but_for_a_provider_that_the_process_has(
-    process: Instrumentation, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    engine: str,
+    register: Register,
+    process: Instrumentation,
+    lines: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(ENDPOINT, "http://collector:4317")
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    plugin.register_vllm()
+    register()
     assert process.hooks == {}
     assert "OTEL_METRICS_EXPORTER" in lines.text
     monkeypatch.setattr(plugin, "_provider_exists", lambda: True)
-    plugin.register_vllm()
-    assert list(process.hooks) == ["vllm"]
+    register()
+    assert list(process.hooks) == [engine]
 
 
 # ---------------------------------------------------------------------------------------------------- asked for
@@ -134,72 +155,81 @@ def test_exporter_none_hooks_nothing_but_for_a_provider_that_the_process_has(
     ("variable", "value"),
     [(ENDPOINT, "http://collector:4317"), ("OTEL_METRICS_EXPORTER", "prometheus"), ("OTEL_CONFIG_FILE", "otel.yaml")],
 )
-def test_asked_for_hooks_vllm_and_starts_nothing(
-    process: Instrumentation, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+def test_asked_for_hooks_the_engine_and_starts_nothing(
+    engine: str,
+    register: Register,
+    process: Instrumentation,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
 ) -> None:
     monkeypatch.setenv(variable, value)
     files, threads = open_files(), threading.active_count()
-    plugin.register_vllm()
-    assert list(process.hooks) == ["vllm"]
-    assert process.hooks["vllm"].attached
-    assert bool(watchers()) is ("vllm" not in sys.modules)
+    register()
+    assert list(process.hooks) == [engine]
+    assert process.hooks[engine].attached
+    assert bool(watchers()) is (engine not in sys.modules)
     assert (process.runtime, open_files(), threading.active_count()) == (None, files, threads)
 
 
 def test_process_with_a_provider_of_its_own_is_hooked_with_nothing_set(
-    process: Instrumentation, monkeypatch: pytest.MonkeyPatch
+    engine: str, register: Register, process: Instrumentation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin, "_provider_exists", lambda: True)
-    plugin.register_vllm()
-    assert list(process.hooks) == ["vllm"]
+    register()
+    assert list(process.hooks) == [engine]
 
 
 def test_other_instrumentations_being_disabled_does_not_disable_this_one(
-    process: Instrumentation, monkeypatch: pytest.MonkeyPatch
+    engine: str, register: Register, process: Instrumentation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENDPOINT, "http://collector:4317")
     monkeypatch.setenv("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "requests,kvcache_of_somebody")
-    plugin.register_vllm()
-    assert list(process.hooks) == ["vllm"]
+    register()
+    assert list(process.hooks) == [engine]
 
 
-def test_registered_twice_is_registered_once(process: Instrumentation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_twice_is_registered_once(
+    engine: str, register: Register, process: Instrumentation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(ENDPOINT, "http://collector:4317")
-    plugin.register_vllm()
-    points, watching = process.hooks["vllm"].points, watchers()
-    plugin.register_vllm()
-    assert process.hooks["vllm"].points is points
+    register()
+    points, watching = process.hooks[engine].points, watchers()
+    register()
+    assert process.hooks[engine].points is points
     assert watchers() == watching
 
 
 # ------------------------------------------------------------------------------------------------------ logging
 
 
-def test_lines_go_where_the_engines_go_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_go_where_the_engines_go_and_once(
+    engine: str, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[str] = []
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             shown.append(record.getMessage())
 
-    mine, theirs = logging.getLogger(LOGGER), logging.getLogger("vllm")
+    mine, theirs = logging.getLogger(LOGGER), logging.getLogger(engine)
     theirs.addHandler(Shown())
     theirs.setLevel(logging.INFO)
     mine.propagate = False  # As good as a root logger without handlers.
     for _ in range(2):
-        plugin.register_vllm()
+        register()
     assert len(mine.handlers) == 1
     assert len(shown) == 2
     assert all("not instrumented" in line for line in shown)
 
 
-def test_logging_that_somebody_has_set_up_is_left_alone() -> None:
-    mine, theirs = logging.getLogger(LOGGER), logging.getLogger("vllm")
+def test_logging_that_somebody_has_set_up_is_left_alone(engine: str, register: Register) -> None:
+    mine, theirs = logging.getLogger(LOGGER), logging.getLogger(engine)
     theirs.addHandler(logging.NullHandler())
     own = logging.NullHandler()
     mine.addHandler(own)
     mine.setLevel(logging.ERROR)
-    plugin.register_vllm()
+    register()
     assert (mine.handlers[-1], len(mine.handlers), mine.level) == (own, 1, logging.ERROR)
 
 
@@ -217,22 +247,27 @@ class UnspeakableError(Exception):
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError(), RecursionError()], ids=lambda e: repr(e))
 def test_settings_that_cannot_be_read_are_one_warning(
-    process: Instrumentation, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
+    engine: str,
+    register: Register,
+    process: Instrumentation,
+    lines: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     def broken(environ: object) -> Settings:
         raise error
 
     monkeypatch.setattr(Settings, "from_environ", broken)
-    plugin.register_vllm()
+    register()
     assert process.hooks == {}
     (record,) = lines.records
     assert record.levelno == logging.WARNING
     assert repr(error) in record.getMessage()
-    assert "vLLM runs as if it were not there" in record.getMessage()
+    assert f"{NAMES[engine]} runs as if it were not there" in record.getMessage()
 
 
 def test_finder_that_raises_is_one_warning_at_most(
-    lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    engine: str, register: Register, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken:
         @staticmethod
@@ -240,17 +275,17 @@ def test_finder_that_raises_is_one_warning_at_most(
             raise RuntimeError(f"cannot look for {name}")
 
     monkeypatch.setenv(ENDPOINT, "http://collector:4317")
-    monkeypatch.delitem(sys.modules, "kvcache_otel.engines.vllm.table", raising=False)
-    monkeypatch.delitem(sys.modules, "kvcache_otel.engines.vllm", raising=False)
+    monkeypatch.delitem(sys.modules, f"kvcache_otel.engines.{engine}.table", raising=False)
+    monkeypatch.delitem(sys.modules, f"kvcache_otel.engines.{engine}", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken, *sys.meta_path])
-    plugin.register_vllm()
+    register()
     assert [record.levelno for record in lines.records] == [logging.WARNING]
-    assert "cannot look for kvcache_otel.engines.vllm" in lines.messages[0]
+    assert f"cannot look for kvcache_otel.engines.{engine}" in lines.messages[0]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), UnspeakableError()], ids=["words", "no words"])
 def test_failure_that_cannot_even_be_logged_does_not_reach_the_engine(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
+    register: Register, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     class Broken(logging.Handler):
         def handle(self, record: logging.LogRecord) -> bool:
@@ -261,7 +296,7 @@ def test_failure_that_cannot_even_be_logged_does_not_reach_the_engine(
 
     logging.getLogger(LOGGER).addHandler(Broken())
     monkeypatch.setattr(Settings, "from_environ", broken)
-    plugin.register_vllm()
+    register()
 
 
 HOSTILE = {
@@ -278,10 +313,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_whatever_the_environment_registering_does_not_raise_nor_fail(
-    lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
+    register: Register, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(os, "environ", HOSTILE[what])
-    plugin.register_vllm()
+    register()
     assert not [message for message in lines.messages if "the plugin itself failed" in message]
     assert "secret" not in lines.text
 
@@ -289,7 +324,7 @@ def test_whatever_the_environment_registering_does_not_raise_nor_fail(
 # ------------------------------------------------------------------------------------- in a fresh interpreter
 
 ROOT = Path(kvcache_otel.__file__).parent.parent
-HEAVY = ("opentelemetry.sdk", "sglang", "torch", "vllm")
+HEAVY = ("opentelemetry.sdk.", "sglang.", "torch.", "vllm.")
 
 
 def fresh(code: str, **environ: str) -> Any:
@@ -308,7 +343,7 @@ def fresh(code: str, **environ: str) -> Any:
 
 
 LOADED = "import json, sys; print(json.dumps(sorted(sys.modules)))"
-REGISTER = "import kvcache_otel.plugin; kvcache_otel.plugin.register_vllm()"
+REGISTER = "import kvcache_otel.plugin; kvcache_otel.plugin.register_{}()"
 
 
 @pytest.mark.parametrize(
@@ -321,17 +356,18 @@ REGISTER = "import kvcache_otel.plugin; kvcache_otel.plugin.register_vllm()"
     ],
     ids=["importing", "registering, nothing set", "registering, OTLP", "registering, Prometheus"],
 )
-def test_no_engine_and_no_sdk_is_imported(code: str, environ: dict[str, str]) -> None:
-    loaded = fresh(f"{code}; {LOADED}", **environ)
+def test_no_engine_and_no_sdk_is_imported(engine: str, code: str, environ: dict[str, str]) -> None:
+    loaded = fresh(f"{code.format(engine)}; {LOADED}", **environ)
     assert "kvcache_otel" in loaded
-    assert [name for name in loaded if name.startswith(HEAVY) or name == "opentelemetry"] == []
+    assert [name for name in loaded if f"{name}.".startswith(HEAVY) or name == "opentelemetry"] == []
 
 
-def test_neither_the_adapter_nor_the_runtime_is_imported_before_a_cache_is_built() -> None:
-    loaded = fresh(f"{REGISTER}; {LOADED}", **{ENDPOINT: "http://localhost:4317"})
+def test_neither_the_adapter_nor_the_runtime_is_imported_before_a_cache_is_built(engine: str) -> None:
+    loaded = fresh(f"{REGISTER.format(engine)}; {LOADED}", **{ENDPOINT: "http://localhost:4317"})
     ours = {name for name in loaded if name.startswith("kvcache_otel.")}
-    assert "kvcache_otel.engines.vllm.table" in ours
-    assert ours.isdisjoint({"kvcache_otel.runtime", "kvcache_otel.semconv", "kvcache_otel.engines.vllm.adapter"})
+    assert f"kvcache_otel.engines.{engine}.table" in ours
+    assert ours.isdisjoint({"kvcache_otel.runtime", "kvcache_otel.semconv", f"kvcache_otel.engines.{engine}.adapter"})
+    assert [name for name in ours for other in NAMES if other != engine and name.endswith(f".{other}")] == []
 
 
 TIMED = """
@@ -339,7 +375,7 @@ import json, time
 began = time.perf_counter()
 import kvcache_otel.plugin
 loaded = time.perf_counter()
-kvcache_otel.plugin.register_vllm()
+kvcache_otel.plugin.register_{}()
 registered = time.perf_counter()
 from kvcache_otel.instrumentation import instrumentation
 print(json.dumps([(loaded - began) * 1e3, (registered - loaded) * 1e3, len(instrumentation.hooks)]))
@@ -347,8 +383,8 @@ print(json.dumps([(loaded - began) * 1e3, (registered - loaded) * 1e3, len(instr
 
 
 @pytest.mark.parametrize("environ", [{}, {ENDPOINT: "http://localhost:4317"}], ids=["nothing set", "OTLP"])
-def test_registering_takes_less_than_a_millisecond(environ: dict[str, str]) -> None:
-    runs = [fresh(TIMED, **environ) for _ in range(9)]
+def test_registering_takes_less_than_a_millisecond(engine: str, environ: dict[str, str]) -> None:
+    runs = [fresh(TIMED.format(engine), **environ) for _ in range(9)]
     assert {hooked for _, _, hooked in runs} == {len(environ)}
     load, register = min(run[0] for run in runs), min(run[1] for run in runs)
     figures = f"the best of {len(runs)}: load {load:.2f} ms, register {register:.2f} ms"
@@ -356,9 +392,19 @@ def test_registering_takes_less_than_a_millisecond(environ: dict[str, str]) -> N
     assert register < 1.0, figures
 
 
-def test_entry_point_is_the_function_that_the_project_declares() -> None:
+def test_entry_point_is_the_function_that_the_project_declares(engine: str, register: Register) -> None:
     import tomllib
 
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
-    module, _, function = project["entry-points"]["vllm.general_plugins"]["kvcache_otel"].partition(":")
-    assert getattr(importlib.import_module(module), function) is plugin.register_vllm
+    module, _, function = project["entry-points"][GROUPS[engine]]["kvcache_otel"].partition(":")
+    assert getattr(importlib.import_module(module), function) is register
+
+
+def test_both_engines_in_one_process_have_hooks_of_their_own(
+    process: Instrumentation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENDPOINT, "http://collector:4317")
+    plugin.register_vllm()
+    plugin.register_sglang()
+    assert list(process.hooks) == ["vllm", "sglang"]
+    assert all(hooks.attached for hooks in process.hooks.values())

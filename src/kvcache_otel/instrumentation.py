@@ -27,7 +27,10 @@ _logger = logging.getLogger("kvcache_otel")
 
 # The engines that this package knows, by the name of their module: where each one's hook table is, and what its adapter
 # is called.
-ENGINES = {"vllm": ("kvcache_otel.engines.vllm", "VllmAdapter")}
+ENGINES = {
+    "vllm": ("kvcache_otel.engines.vllm", "VllmAdapter"),
+    "sglang": ("kvcache_otel.engines.sglang", "SglangAdapter"),
+}
 
 
 class Instrumentation:
@@ -39,6 +42,7 @@ class Instrumentation:
         self._settings: Settings | None = None
         self._meter_provider: MeterProvider | None = None
         self._adapters: dict[str, Any] = {}
+        self._said: set[str] = set()
         self._lock = threading.RLock()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -56,20 +60,20 @@ class Instrumentation:
             meter_provider: The provider to use; None for the process's own, or one made from the settings.
         """
         if not _counts_exactly():
-            _logger.warning("kvcache: not instrumented: this Python has no global lock, without which counts are lost")
+            self._warn("not instrumented: this Python has no global lock, without which counts are lost")
             return
         with self._lock:
             if meter_provider is not None and self._runtime is not None:
-                _logger.warning("kvcache: the meter_provider comes too late: a cache is being measured already")
+                self._warn("the meter_provider comes too late: a cache is being measured already")
             elif meter_provider is not None or not self.hooks:
                 self._settings, self._meter_provider = settings, meter_provider
             if engine in self.hooks:
                 return
             package, _ = ENGINES[engine]
             table = importlib.import_module(f"{package}.table")
-            self.hooks[engine] = HookSet(table.HOOKS, lambda body: getattr(self._adapter(engine), body))
+            self.hooks[engine] = HookSet(table.HOOKS, lambda body: getattr(self._adapter(engine), body), table.PLACE)
             self.hooks[engine].attach()
-            if meter_provider is not None and not settings.enabled:
+            if meter_provider is not None and not settings.enabled and is_installed(engine):
                 _check_processes(table)
 
     def detach(self) -> None:
@@ -78,10 +82,17 @@ class Instrumentation:
             hooks, self.hooks = self.hooks, {}
             runtime, self._runtime = self._runtime, None
             self._adapters.clear()
+            self._said.clear()
         for hook_set in hooks.values():
             hook_set.detach()
         if runtime is not None:
             runtime.stop()
+
+    def _warn(self, problem: str) -> None:
+        """Says what holds for every engine once, and not once for each."""
+        if problem not in self._said:
+            self._said.add(problem)
+            _logger.warning("kvcache: %s", problem)
 
     def _forked(self) -> None:
         self._lock = threading.RLock()  # Whoever held it is not in this process.
@@ -108,6 +119,16 @@ class Instrumentation:
         return self._runtime
 
 
+def is_installed(engine: str) -> bool:
+    """Returns whether this Python finds an engine; it is not imported."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(engine) is not None
+    except (ImportError, ValueError):  # ValueError: it is imported, and not as a module usually is.
+        return engine in sys.modules
+
+
 def borrow_handlers(engine: str) -> None:
     """Lets an engine's log have what we say. Engines leave the root logger alone, so nobody would see it there."""
     theirs = logging.getLogger(engine)
@@ -123,14 +144,13 @@ def _counts_exactly() -> bool:
 
 
 def _check_processes(table: Any) -> None:
-    variable, value = table.IN_ONE_PROCESS
-    if os.environ.get(variable, "") != value:
+    variable, value = table.IN_ONE_PROCESS or ("", "")
+    if not variable or os.environ.get(variable, "") != value:
         _logger.warning(
-            "kvcache: %s runs in other processes unless %s=%s, and the meter_provider given here does not follow it; "
+            "kvcache: %s runs in other processes%s, and the meter_provider given here does not follow it; "
             "the OTEL_* variables do",
             table.NAME,
-            variable,
-            value,
+            f" unless {variable}={value}" if variable else "",
         )
 
 

@@ -19,24 +19,33 @@ _logger = logging.getLogger("kvcache_otel")
 
 def register_vllm() -> None:
     """``vllm.general_plugins``: hooks vLLM in this process if the environment says where the metrics should go."""
+    _register("vllm", "vLLM")
+
+
+def register_sglang() -> None:
+    """``sglang.srt.plugins``: the same for SGLang, in the processes that load a scheduler."""
+    _register("sglang", "SGLang")
+
+
+def _register(engine: str, name: str) -> None:
     try:
-        borrow_handlers("vllm")
-        _register_vllm()
+        borrow_handlers(engine)
+        _attach(engine)
     except Exception as error:
         with suppress(Exception):  # A handler of somebody's that raises, or an error that has no words.
             _logger.warning(
-                "kvcache: not instrumented, the plugin itself failed: %r. vLLM runs as if it were not there", error
+                "kvcache: not instrumented, the plugin itself failed: %r. %s runs as if it were not there", error, name
             )
 
 
-def _register_vllm() -> None:
+def _attach(engine: str) -> None:
     settings = Settings.from_environ(os.environ)
     if not settings.enabled and (settings.forbidden or not _provider_exists()):
         for problem in settings.problems:  # Where there is something to export, the first cache says them.
             _logger.warning("kvcache: %s", problem)
         _logger.info("kvcache: not instrumented: %s", settings.reason)
         return
-    instrumentation.attach("vllm", settings)
+    instrumentation.attach(engine, settings)
 
 
 def _provider_exists() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -17,7 +16,8 @@ import pytest
 
 from kvcache_otel.cli import checks, command, doctor, engine
 from kvcache_otel.cli.report import WIDTH
-from kvcache_otel.engines.vllm.table import HOOKS, LIMITS
+from kvcache_otel.engines.vllm.table import HOOKS
+from kvcache_otel.instrumentation import ENGINES
 from kvcache_otel.record import cells
 from kvcache_otel.version import __version__
 from tests.cli import fake_engine
@@ -52,14 +52,15 @@ class Said(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def _pristine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _pristine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for variable in list(os.environ):
-        if variable.startswith(("OTEL_", "VLLM_", "PROMETHEUS_")):
+        if variable.startswith(("OTEL_", "VLLM_", "SGLANG_", "PROMETHEUS_")):
             monkeypatch.delenv(variable)
     _pretend(monkeypatch, installed=True)
     fake_engine.forget(monkeypatch)
+    fake_engine.hide_real_ones(monkeypatch, tmp_path / "site")
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+    for name in fake_engine.imported():
         del sys.modules[name]
 
 
@@ -78,10 +79,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes the made-up engine; arguments as for `fake_engine.write`."""
+    """Makes a made-up engine; arguments as for `fake_engine.write`."""
 
-    def make(**options: Any) -> None:
-        fake_engine.write(tmp_path / "site", **options)
+    def make(name: str = "vllm", **options: Any) -> None:
+        fake_engine.write(tmp_path / "site", name, **options)
         monkeypatch.syspath_prepend(tmp_path / "site")
         importlib.invalidate_caches()
 
@@ -92,6 +93,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 def vllm(make: Callable[..., None]) -> None:
     """A made-up vLLM in which every hook fits."""
     make()
+
+
+@pytest.fixture(params=sorted(ENGINES))
+def each(request: pytest.FixtureRequest, make: Callable[..., None]) -> str:
+    """Each engine in its turn, made up, with every hook."""
+    make(request.param)
+    return request.param
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, *, installed: bool) -> None:
@@ -106,42 +114,56 @@ def _prometheus() -> dict[str, str]:
 # -- all is well -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("vllm")
-def test_all_is_well(run: Doctor) -> None:
-    environ = _prometheus()
+def test_all_is_well(run: Doctor, each: str) -> None:
+    environ, table = _prometheus(), fake_engine.table(each)
     said = run(**environ)
     assert said.status == 0
-    assert f"{len(HOOKS)} of {len(HOOKS)} hooks" in said.words
-    for hook in HOOKS:
+    assert f"{len(table.HOOKS)} of {len(table.HOOKS)} hooks" in said.words
+    for hook in table.HOOKS:
         assert re.search(rf"^  attached +{re.escape(hook.name)} +{re.escape(hook.path)}$", said.out, re.MULTILINE)
     assert "MISSING" not in said.out
+    assert f"entry point kvcache_otel in {table.PLUGIN_GROUP}: {table.NAME} finds this package" in said.words
     assert f"python {sys.version.split()[0]}" in said.words
-    assert f"port {environ['OTEL_EXPORTER_PROMETHEUS_PORT']} of localhost is free" in said.words
+    port = environ["OTEL_EXPORTER_PROMETHEUS_PORT"]
+    assert (
+        f"port {port} of localhost is free: rank n of this machine listens on {port} + n, a scheduler process without "
+        "a rank after the last of them"
+    ) in said.words
     assert said.sentence == (
-        "All is well: the KV caches of vLLM 0.32.0 would be measured, and exported: Prometheus at "
-        f"http://localhost:{environ['OTEL_EXPORTER_PROMETHEUS_PORT']}/metrics (OTEL_METRICS_EXPORTER=prometheus)."
+        f"All is well: the KV caches of {table.NAME} {fake_engine.VERSIONS[each]} would be measured, and exported: "
+        f"Prometheus at http://localhost:{port}/metrics (OTEL_METRICS_EXPORTER=prometheus)."
     )
 
 
-@pytest.mark.usefixtures("vllm")
-def test_the_text_is_narrow_and_progress_goes_elsewhere(run: Doctor) -> None:
-    said = run(OTEL_METRICS_EXPORTER="prometheus,otlp,nonsense", VLLM_PLUGINS="other")
+def test_the_text_is_narrow_and_progress_goes_elsewhere(run: Doctor, each: str) -> None:
+    said = run(OTEL_METRICS_EXPORTER="prometheus,otlp,nonsense", VLLM_PLUGINS="other", SGLANG_PLUGINS="other")
     assert [line for line in said.out.splitlines() if len(line) > WIDTH] == []
-    assert "importing vLLM, which takes about 10 s" in said.err
+    assert f"importing {fake_engine.table(each).NAME}, which takes about 10 s" in said.err
     assert "importing" not in said.out
 
 
-@pytest.mark.usefixtures("vllm")
-def test_the_engine_has_its_own_functions_back(run: Doctor) -> None:
+def test_the_engine_has_its_own_functions_back(run: Doctor, each: str) -> None:
     run(**_prometheus())
-    for hook in HOOKS:
+    for hook in fake_engine.table(each).HOOKS:
         owner, _, name = hook.path.partition(".")
         function = getattr(getattr(sys.modules[hook.module], owner), name)
         assert not hasattr(function, "__wrapped__")
 
 
-@pytest.mark.usefixtures("vllm")
-def test_json_tells_the_same(run: Doctor) -> None:
+def test_an_engines_own_registry_is_left_alone(run: Doctor, make: Callable[..., None], tmp_path: Path) -> None:
+    """SGLang's would keep what it is given for as long as the process lives."""
+    make("sglang")
+    plugins = tmp_path / "site" / "sglang" / "srt" / "plugins"
+    plugins.mkdir()
+    (plugins / "__init__.py").touch()
+    (plugins / "hook_registry.py").write_text("raise AssertionError('asked for')\n")
+    said = run(**_prometheus())
+    assert said.sentence.startswith("All is well: the KV caches of SGLang")
+    assert "sglang.srt.plugins" not in sys.modules
+
+
+def test_json_tells_the_same(run: Doctor, each: str) -> None:
+    table = fake_engine.table(each)
     environ = {**_prometheus(), "OTEL_METRIC_EXPORT_INTERVAL": "soon", "PROMETHEUS_MULTIPROC_DIR": "somewhere"}
     text = run(**environ)
     told = run("--json", **environ)
@@ -150,8 +172,9 @@ def test_json_tells_the_same(run: Doctor) -> None:
     assert data["summary"] == text.sentence
     assert data["versions"]["kvcache-otel"] == __version__
     (found,) = data["engines"]
-    assert (found["name"], found["version"], found["support"]) == ("vLLM", "0.32.0", "full")
-    assert {hook["name"]: hook["target"] for hook in found["hooks"]} == {hook.name: hook.target for hook in HOOKS}
+    assert (found["name"], found["version"], found["support"]) == (table.NAME, fake_engine.VERSIONS[each], "full")
+    told_hooks = {hook["name"]: (hook["target"], hook["since"]) for hook in found["hooks"]}
+    assert told_hooks == {hook.name: (hook.target, hook.since) for hook in table.HOOKS}
     assert all(hook["attached"] for hook in found["hooks"])
     assert data["export"]["exporters"] == ["prometheus"]
     assert data["export"]["variable"] == "OTEL_METRICS_EXPORTER=prometheus"
@@ -205,6 +228,24 @@ def test_what_the_environment_forbids(run: Doctor, environ: dict[str, str], why:
     _assert_fails(said, why, remedy)
 
 
+@pytest.mark.parametrize("name", ["other,kvcache_otel", " kvcache_otel , other", "", "kvcache_otel,"])
+def test_what_sglangs_list_allows(run: Doctor, make: Callable[..., None], name: str) -> None:
+    """SGLang lets everything in where its list is empty, and takes blanks off names; vLLM does neither."""
+    make("sglang")
+    said = run(SGLANG_PLUGINS=name, VLLM_PLUGINS="another engine's", **_prometheus())
+    assert said.status == 0
+    assert " ".join(f"ok SGLANG_PLUGINS={name} allows kvcache_otel".split()) in said.words
+    assert "VLLM_PLUGINS" not in said.out
+
+
+@pytest.mark.parametrize("name", ["other", "other,kvcache-otel", " ", ",", "KVCACHE_OTEL"])
+def test_what_sglangs_list_does_not_allow(run: Doctor, make: Callable[..., None], name: str) -> None:
+    make("sglang")
+    said = run(SGLANG_PLUGINS=name, **_prometheus())
+    wanted = ",".join([*(part for part in name.split(",") if part.strip()), "kvcache_otel"])
+    _assert_fails(said, "allows only what it names, and kvcache_otel is not", f"set SGLANG_PLUGINS={wanted}")
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -230,11 +271,11 @@ def test_a_configuration_file_that_works(run: Doctor, tmp_path: Path) -> None:
     assert "what the file of OTEL_CONFIG_FILE=" in said.words
 
 
-@pytest.mark.usefixtures("vllm")
-def test_not_installed(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_installed(run: Doctor, monkeypatch: pytest.MonkeyPatch, each: str) -> None:
     _pretend(monkeypatch, installed=False)
     said = run(**_prometheus())
-    _assert_fails(said, "no entry point kvcache_otel in vllm.general_plugins", "install kvcache-otel with pip")
+    group = fake_engine.table(each).PLUGIN_GROUP
+    _assert_fails(said, f"no entry point kvcache_otel in {group}", "install kvcache-otel with pip")
     assert "warning no entry point kvcache in opentelemetry_instrumentor" in said.words
 
 
@@ -244,13 +285,20 @@ def test_a_free_threaded_python(run: Doctor, monkeypatch: pytest.MonkeyPatch) ->
     _assert_fails(run(**_prometheus()), "this Python runs without a global lock", "PYTHON_GIL=1")
 
 
-@pytest.mark.parametrize("arguments", [(), ("--engine", "vllm")])
-def test_no_engine(run: Doctor, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else find(name, *rest))
+@pytest.mark.parametrize(
+    ("arguments", "which"),
+    [((), "vllm or sglang"), (("--engine", "vllm"), "vllm"), (("--engine", "sglang"), "sglang")],
+)
+def test_no_engine(run: Doctor, arguments: tuple[str, ...], which: str) -> None:
     said = run(*arguments, **_prometheus())
-    _assert_fails(said, "no engine is installed for this Python (vllm)", "install one")
+    _assert_fails(said, f"no engine is installed for this Python ({which})", "install one")
     assert "importing" not in said.err
+
+
+def test_another_engine_than_the_one_that_is_asked_for(run: Doctor, make: Callable[..., None]) -> None:
+    make("vllm")
+    said = run("--engine", "sglang", **_prometheus())
+    _assert_fails(said, "no engine is installed for this Python (sglang)", "install one")
 
 
 @pytest.mark.parametrize(
@@ -272,15 +320,16 @@ def test_an_engine_that_cannot_be_imported(run: Doctor, make: Callable[..., None
     _assert_fails(run(**_prometheus()), f"vLLM cannot be imported: {why}", "repair the installation of vLLM")
 
 
-def test_an_engine_that_no_hook_fits(run: Doctor, make: Callable[..., None]) -> None:
-    make(version="0.9.1", without=[hook.name for hook in HOOKS])
+@pytest.mark.parametrize(("name", "supported"), [("vllm", "vLLM 0.28 to 0.33"), ("sglang", "SGLang 0.5.18 to 0.5.23")])
+def test_an_engine_that_no_hook_fits(run: Doctor, make: Callable[..., None], name: str, supported: str) -> None:
+    hooks = fake_engine.table(name).HOOKS
+    make(name, version="0.1.1", without=[hook.name for hook in hooks])
     said = run(**_prometheus())
-    _assert_fails(said, "no hook fits this vLLM", "use vLLM 0.28 to 0.33")
-    assert said.out.count("MISSING") == len(HOOKS)
+    _assert_fails(said, f"no hook fits this {supported.partition(' ')[0]}", f"use {supported}")
+    assert said.out.count("MISSING") == len(hooks)
 
 
-def test_several_failures_are_counted(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_is_installed", lambda name: False)
+def test_several_failures_are_counted(run: Doctor) -> None:
     said = run()
     assert said.status == 1
     assert "2 failures in all, see above" in said.sentence
@@ -294,6 +343,74 @@ def _assert_fails(said: Said, why: str, remedy: str) -> None:
     assert why in said.sentence
     assert remedy in said.sentence
     assert "Traceback" not in said.out + said.err
+
+
+# -- two engines -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(make: Callable[..., None]) -> None:
+    """Two made-up engines, each with every hook."""
+    for name in ENGINES:
+        make(name)
+
+
+@pytest.mark.usefixtures("both")
+def test_two_engines_are_both_looked_at(run: Doctor) -> None:
+    environ = _prometheus()
+    said = run(**environ)
+    assert said.status == 0
+    assert re.findall(r"^(\S+) \d\S+$", said.out, re.MULTILINE)[-2:] == ["vLLM", "SGLang"]
+    assert said.out.count("  attached   ") == sum(len(fake_engine.table(name).HOOKS) for name in ENGINES)
+    assert said.sentence.startswith("All is well: the KV caches of vLLM 0.32.0 and SGLang 0.5.23 would be measured")
+    data = run("--json", **environ).data
+    assert [(found["name"], len(found["hooks"])) for found in data["engines"]] == [
+        (fake_engine.table(name).NAME, len(fake_engine.table(name).HOOKS)) for name in ENGINES
+    ]
+    assert data["summary"] == said.sentence
+
+
+@pytest.mark.usefixtures("both")
+def test_one_engine_of_two_that_is_asked_for(run: Doctor) -> None:
+    said = run("--engine", "sglang", VLLM_PLUGINS="other", **_prometheus())
+    assert said.sentence.startswith("All is well: the KV caches of SGLang 0.5.23 would be measured")
+    assert "vLLM" not in said.out + said.err
+
+
+def test_one_engine_of_two_that_cannot_be_measured(run: Doctor, make: Callable[..., None]) -> None:
+    make("vllm", body="raise RuntimeError('no CUDA')")
+    make("sglang", without=["cache.insert"])
+    said = run("--json", **_prometheus())
+    assert (said.status, said.data["status"]) == (0, 0)
+    assert said.data["summary"].startswith(
+        "It works, with 1 failure and 1 warning and 1 missing hook (see above): the KV caches of SGLang 0.5.23 would "
+        "be measured, and exported: Prometheus at http://localhost:"
+    )
+    assert said.data["summary"].endswith(
+        " Nothing would be measured of vLLM: vLLM cannot be imported: importing vllm fails: RuntimeError: no CUDA; "
+        "repair the installation of vLLM."
+    )
+
+
+@pytest.mark.usefixtures("both")
+def test_each_engine_has_a_list_of_its_own(run: Doctor) -> None:
+    said = run(VLLM_PLUGINS="other", SGLANG_PLUGINS="kvcache_otel", **_prometheus())
+    assert said.status == 0
+    assert "ok SGLANG_PLUGINS=kvcache_otel allows kvcache_otel" in said.words
+    assert said.sentence.startswith("It works, with 1 failure (see above): the KV caches of SGLang 0.5.23 would be")
+    assert "Nothing would be measured of vLLM 0.32.0: VLLM_PLUGINS=other allows only what it names" in said.sentence
+
+
+@pytest.mark.usefixtures("both")
+def test_two_engines_neither_of_which_can_be_measured(run: Doctor) -> None:
+    said = run(VLLM_PLUGINS="other", SGLANG_PLUGINS="other", **_prometheus())
+    _assert_fails(said, "VLLM_PLUGINS=other allows only what it names", "(2 failures in all, see above).")
+
+
+@pytest.mark.usefixtures("both")
+def test_what_keeps_all_from_being_exported_comes_before_what_keeps_one_from_being_measured(run: Doctor) -> None:
+    said = run(VLLM_PLUGINS="other")
+    _assert_fails(said, "nothing is exported: set OTEL_METRICS_EXPORTER", "(2 failures in all, see above).")
 
 
 # -- something is amiss, and it works all the same ---------------------------------------------------------------------
@@ -326,16 +443,59 @@ def test_a_module_that_cannot_be_imported_is_said_at_its_hooks(
     assert "importing vllm.v1.kv_offload.cpu.gpu_worker fails: ImportError: libcudart.so.13" in said.words
 
 
+def test_hooks_for_what_came_with_a_later_version(run: Doctor, make: Callable[..., None]) -> None:
+    later = fake_engine.later("sglang", "0.5.18")
+    make("sglang", version="0.5.18", without=later)
+    environ = _prometheus()
+    said = run(**environ)
+    hooks = fake_engine.table("sglang").HOOKS
+    assert said.status == 0
+    assert "ok version 0.5.18: supported are 0.5.18 to 0.5.23; every hook is there from 0.5.22 on" in said.words
+    assert (
+        f"note {len(hooks) - len(later)} of {len(hooks)} hooks can be attached: the others are for functions that came "
+        "with a later SGLang"
+    ) in said.words
+    cache = "sglang.srt.mem_cache.unified_radix_cache has no UnifiedRadixCache"
+    for missing, since in (
+        (f"cache.evict {cache}._evict", "0.5.19"),
+        (f"prefetch.hit {cache}._record_storage_prefetch_hit", "0.5.20"),
+        ("rust_core.insert_host there is no module sglang.srt.mem_cache.rust_tree_core", "0.5.19"),
+    ):
+        assert f"MISSING {missing}; it is there from SGLang {since} on" in said.words
+    assert "- backups of retracted requests (hook cache.retract)" in said.words
+    assert "- copies of retracted requests: SGLang makes none through HiCache before 0.5.21" in said.words
+    assert said.sentence.startswith(f"It works, with {len(later)} missing hooks (see above): ")
+    (found,) = run("--json", **environ).data["engines"]
+    assert found["support"] == "partial"
+    assert {hook["name"]: hook["since"] for hook in found["hooks"] if not hook["attached"]} == {
+        hook.name: hook.since for hook in hooks if hook.name in later
+    }
+
+
+@pytest.mark.parametrize("version", ["0.5.20", "dev"])
+def test_a_hook_that_its_version_should_have_is_a_warning(run: Doctor, make: Callable[..., None], version: str) -> None:
+    make("sglang", version=version, without=[*fake_engine.later("sglang", version), "cache.evict"])
+    (found,) = run("--json", **_prometheus()).data["engines"]
+    warned = found["findings"][-1]
+    assert warned["level"] == "warning"
+    assert re.fullmatch(r"\d+ of \d+ hooks can be attached", warned["text"])
+    (why,) = [hook["why"] for hook in found["hooks"] if hook["name"] == "cache.evict"]
+    assert why == "sglang.srt.mem_cache.unified_radix_cache has no UnifiedRadixCache._evict"
+
+
 @pytest.mark.parametrize(
     ("version", "words"),
     [
         ("0.99.1", "vLLM 0.99.1 is outside 0.28 to 0.33, the versions that are supported"),
         ("0.27.3", "vLLM 0.27.3 is outside 0.28 to 0.33, the versions that are supported"),
         ("dev", "vLLM says 'dev' for its version, which cannot be compared with 0.28 to 0.33"),
+        ("0.5.24", "SGLang 0.5.24 is outside 0.5.18 to 0.5.23, the versions that are supported"),
+        ("0.5.17", "SGLang 0.5.17 is outside 0.5.18 to 0.5.23, the versions that are supported"),
+        ("0.0.0.dev1+g1", "SGLang 0.0.0.dev1+g1 is outside 0.5.18 to 0.5.23, the versions that are supported"),
     ],
 )
 def test_a_version_that_nobody_has_checked(run: Doctor, make: Callable[..., None], version: str, words: str) -> None:
-    make(version=version)
+    make(words.partition(" ")[0].lower(), version=version)
     said = run(**_prometheus())
     assert said.status == 0
     assert f"warning {words}: what is found is hooked all the same, but nobody has checked its numbers" in said.words
@@ -343,17 +503,24 @@ def test_a_version_that_nobody_has_checked(run: Doctor, make: Callable[..., None
 
 
 @pytest.mark.parametrize(
-    ("version", "support", "more"), [("0.29.1", "partial", 2), ("0.31.0", "full", 1), ("0.33", "full", 0)]
+    ("name", "version", "support", "more"),
+    [
+        ("vllm", "0.29.1", "partial", 2),
+        ("vllm", "0.31.0", "full", 1),
+        ("vllm", "0.33", "full", 0),
+        ("sglang", "0.5.19.post1", "partial", 2),
+        ("sglang", "0.5.22", "full", 0),
+    ],
 )
 def test_what_older_versions_cannot_tell(
-    run: Doctor, make: Callable[..., None], version: str, support: str, more: int
+    run: Doctor, make: Callable[..., None], name: str, version: str, support: str, more: int
 ) -> None:
-    make(version=version)
+    make(name, version=version)
     said = run("--json", **_prometheus())
     (found,) = said.data["engines"]
     assert said.status == 0
     assert found["support"] == support
-    always = [words for words, before in LIMITS if not before]
+    always = [words for words, before in fake_engine.table(name).LIMITS if not before]
     assert found["limits"][: len(always)] == always
     assert len(found["limits"]) == len(always) + more
 
@@ -389,7 +556,7 @@ def test_a_port_that_is_taken(run: Doctor) -> None:
 def test_any_port_is_a_note(run: Doctor) -> None:
     said = run(OTEL_METRICS_EXPORTER="prometheus", OTEL_EXPORTER_PROMETHEUS_PORT="0")
     assert said.sentence.startswith("All is well")
-    assert "note each rank and the scheduler listen on any free port" in said.words
+    assert "note every rank and a scheduler process without a rank listens on any free port" in said.words
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

@@ -423,7 +423,7 @@ def test_hook_on_an_inherited_function_leaves_the_base_alone(hook_on: Callable[.
     assert seen.calls == [(2, cache, 1)]
 
 
-@pytest.mark.parametrize("moment", ["after", "before", "arguments"])
+@pytest.mark.parametrize("moment", ["after", "before", "around", "arguments"])
 def test_function_still_looks_like_itself(hook_on: Callable[..., HookSet], moment: str) -> None:
     plain = core().Cache.lookup
     signature, source = inspect.signature(plain), inspect.getsource(plain)
@@ -435,7 +435,7 @@ def test_function_still_looks_like_itself(hook_on: Callable[..., HookSet], momen
     assert core().Cache.decorated.engine_mark == 7
 
 
-@pytest.mark.parametrize("moment", ["after", "before", "arguments"])
+@pytest.mark.parametrize("moment", ["after", "before", "around", "arguments"])
 def test_exception_of_the_engine_passes_unchanged(hook_on: Callable[..., HookSet], seen: Seen, moment: str) -> None:
     hooks = hook_on("Cache.fail", moment=moment)
     with pytest.raises(LookupError) as caught:
@@ -461,7 +461,7 @@ def test_exception_object_is_the_engines_very_own(engine: Path, hook_on: Callabl
     assert (caught.value.__context__, caught.value.__cause__) == (None, None)
 
 
-@pytest.mark.parametrize("moment", ["before", "arguments"])
+@pytest.mark.parametrize("moment", ["before", "around", "arguments"])
 def test_exception_of_ours_is_not_the_context_of_the_engines(
     hook_on: Callable[..., HookSet], seen: Seen, moment: str
 ) -> None:
@@ -481,7 +481,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-@pytest.mark.parametrize("moment", ["after", "before", "arguments"])
+@pytest.mark.parametrize("moment", ["after", "before", "around", "arguments"])
 def test_body_that_always_raises_leaves_the_results_alone_and_steps_aside(
     hook_on: Callable[..., HookSet], seen: Seen, lines: pytest.LogCaptureFixture, moment: str
 ) -> None:
@@ -639,6 +639,338 @@ def test_after_gets_the_result_itself(hook_on: Callable[..., HookSet], seen: See
     hook_on("Cache.enqueue")
     result = core().Cache().enqueue(1, 2)
     assert seen.calls[0][0] is result
+
+
+# ------------------------------------------------------------------------------------- around: begin and finish
+
+
+class Around:
+    """A body that says when it was called, and how; what it returns notes how the call ended."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Any, ...]] = []
+        self.ended: list[tuple[Any, Any]] = []
+        self.begin_error: BaseException | None = None
+        self.finish_error: BaseException | None = None
+        self.of_interest = True
+
+    def begin(self, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
+        self.begun.append((*args, kwargs) if kwargs else args)
+        if self.begin_error is not None:
+            raise self.begin_error
+        return self.finish if self.of_interest else None
+
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        self.ended.append((result, error))
+        if self.finish_error is not None:
+            raise self.finish_error
+
+
+@pytest.fixture
+def around(seen: Seen) -> Around:
+    body = Around()
+    seen.bodies["note"] = body.begin
+    return body
+
+
+def test_around_is_told_the_arguments_before_and_the_result_itself_after(
+    hook_on: Callable[..., HookSet], around: Around
+) -> None:
+    cache, order = core().Cache(), []
+    type(cache).enqueue = lambda self, job, n_tasks: order.append((len(around.begun), len(around.ended))) or [job]
+    hook_on("Cache.enqueue", moment="around")
+    result = cache.enqueue(1, n_tasks=2)
+    assert result == [1]
+    assert order == [(1, 0)]
+    assert around.begun == [(cache, 1, {"n_tasks": 2})]
+    assert around.ended == [(result, None)]
+    assert around.ended[0][0] is result
+
+
+def test_around_is_told_the_exception_itself(hook_on: Callable[..., HookSet], around: Around) -> None:
+    hook_on("Cache.fail", moment="around")
+    with pytest.raises(LookupError) as caught:
+        core().Cache().fail(7)
+    assert around.ended == [(None, caught.value)]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=lambda e: type(e).__name__)
+def test_around_is_told_of_the_end_of_the_process(
+    engine: Path, hook_on: Callable[..., HookSet], around: Around, error: BaseException
+) -> None:
+    module("def function(error):\n    raise error\n", engine, "raises")
+    hook_on("function", moment="around", where="fake_engine.raises")
+    with pytest.raises(type(error)) as caught:
+        importlib.import_module("fake_engine.raises").function(error)
+    assert caught.value is error
+    assert around.ended == [(None, error)]
+
+
+def test_around_calls_that_are_of_no_interest_have_no_end(hook_on: Callable[..., HookSet], around: Around) -> None:
+    around.of_interest = False
+    (point,) = hook_on("function", "Cache.fail", moment="around").points[:1]
+    assert [core().function(number) for number in range(3)] == [3, 4, 5]
+    with pytest.raises(LookupError):
+        core().Cache().fail(7)
+    assert (len(around.begun), around.ended) == (4, [])
+    assert (point.state, point.errors) == ("attached", 0)
+
+
+def test_around_what_has_begun_badly_has_no_end(
+    hook_on: Callable[..., HookSet], around: Around, lines: pytest.LogCaptureFixture
+) -> None:
+    around.begin_error = ValueError("begin")
+    (point,) = hook_on("function", moment="around").points
+    assert [core().function(number) for number in range(9)] == list(range(3, 12))
+    assert (point.state, point.errors) == ("aside", STEP_ASIDE_AFTER)
+    assert (len(around.begun), around.ended) == (STEP_ASIDE_AFTER, [])
+    assert len(lines.messages) == 1
+
+
+@pytest.mark.parametrize("path", ["function", "Cache.fail"])
+def test_around_what_has_ended_badly_is_counted_and_steps_aside(
+    hook_on: Callable[..., HookSet], around: Around, lines: pytest.LogCaptureFixture, path: str
+) -> None:
+    around.finish_error = ZeroDivisionError("finish")
+    (point,) = hook_on(path, moment="around").points
+    for number in range(9):
+        if path == "function":
+            assert core().function(number) == number + 3
+            continue
+        with pytest.raises(LookupError) as caught:
+            core().Cache().fail(number)
+        assert caught.value.args == (number,)
+        assert caught.value.__context__ is caught.value.__cause__
+        assert "finish" not in "".join(traceback.format_exception(caught.value))
+    assert (point.state, point.errors) == ("aside", STEP_ASIDE_AFTER)
+    assert point.why == (f"stepped aside after {STEP_ASIDE_AFTER} failures in a row, last: ZeroDivisionError('finish')")
+    assert (len(around.begun), len(around.ended)) == (STEP_ASIDE_AFTER, STEP_ASIDE_AFTER)
+    assert len(lines.messages) == 1
+
+
+def test_around_both_ends_may_fail_and_are_counted_together(hook_on: Callable[..., HookSet], around: Around) -> None:
+    (point,) = hook_on("function", moment="around").points
+    core().function()
+    for number in range(STEP_ASIDE_AFTER):
+        assert (point.state, point.errors) == ("attached", number)
+        around.begin_error, around.finish_error = (ValueError(), None) if number % 2 else (None, ValueError())
+        core().function()
+    assert (point.state, point.errors) == ("aside", STEP_ASIDE_AFTER)
+
+
+def test_around_an_end_that_is_well_starts_the_row_anew(hook_on: Callable[..., HookSet], around: Around) -> None:
+    (point,) = hook_on("function", moment="around").points
+    for number in range(20):
+        around.finish_error = ValueError() if number % STEP_ASIDE_AFTER else None
+        core().function()
+    assert (point.state, point.errors) == ("attached", 16)
+
+
+def test_around_calls_of_no_interest_do_not_hide_that_each_other_fails(
+    hook_on: Callable[..., HookSet], around: Around
+) -> None:
+    around.finish_error = ValueError()
+    (point,) = hook_on("function", moment="around").points
+    for number in range(2 * STEP_ASIDE_AFTER):
+        around.of_interest = bool(number % 2)
+        core().function()
+    assert (point.state, point.errors) == ("aside", STEP_ASIDE_AFTER)
+
+
+def test_around_a_body_that_does_well_is_not_looked_up_again(
+    hook_on: Callable[..., HookSet], seen: Seen, around: Around
+) -> None:
+    (point,) = hook_on("function", moment="around").points
+    for _ in range(3):
+        core().function()
+    assert (seen.resolved, point.body) == (["note"], around.begin)
+    around.of_interest = False
+    for _ in range(3):
+        core().function()
+    assert seen.resolved == ["note"]
+
+
+def test_around_a_body_without_interest_is_not_looked_up_again(
+    hook_on: Callable[..., HookSet], seen: Seen, around: Around
+) -> None:
+    around.of_interest = False
+    hook_on("function", moment="around")
+    for _ in range(3):
+        core().function()
+    assert seen.resolved == ["note"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_around_what_is_detached_between_begin_and_end_is_not_revived(
+    hook_on: Callable[..., HookSet], around: Around, fails: bool
+) -> None:
+    cache = core().Cache()
+    type(cache).lookup = lambda self, number: (hooks.detach(), number)[1]
+    around.finish_error = ValueError("too late") if fails else None
+    hooks = hook_on("Cache.lookup", moment="around")
+    (point,) = hooks.points
+    kept_by_somebody = type(cache).lookup
+    assert [kept_by_somebody(cache, number) for number in range(3)] == [0, 1, 2]
+    assert (len(around.begun), around.ended) == (1, [(0, None)])
+    assert (point.state, point.body, point.errors) == ("detached", None, int(fails))
+
+
+def test_around_what_has_stepped_aside_between_begin_and_end_is_not_revived(
+    hook_on: Callable[..., HookSet], around: Around
+) -> None:
+    """Calls within a call, as on other threads: the outer one ends well after the inner ones have all failed."""
+    cache = core().Cache()
+
+    def lookup(self: Any, number: int) -> int:
+        if number:
+            around.begin_error = ValueError()
+            for _ in range(STEP_ASIDE_AFTER):
+                self.lookup(0)
+        return number
+
+    type(cache).lookup = lookup
+    (point,) = hook_on("Cache.lookup", moment="around").points
+    assert cache.lookup(1) == 1
+    assert around.ended == [(1, None)]
+    assert (point.state, point.body) == ("aside", None)
+
+
+@pytest.mark.parametrize("moment", ["begin", "finish"])
+def test_around_the_end_of_the_process_is_let_through(
+    hook_on: Callable[..., HookSet], around: Around, moment: str
+) -> None:
+    setattr(around, f"{moment}_error", SystemExit(3))
+    (point,) = hook_on("function", moment="around").points
+    with pytest.raises(SystemExit):
+        core().function()
+    assert (point.state, point.errors) == ("attached", 0)
+
+
+@pytest.mark.parametrize("moment", ["after", "before", "around", "around, its end", "arguments"])
+def test_an_engine_that_has_run_too_deep_hears_it_from_itself_alone(
+    hook_on: Callable[..., HookSet], seen: Seen, moment: str
+) -> None:
+    """It recurses until there is no frame left: first for us, who need more of them, then for itself."""
+    failed: list[str] = []
+
+    def deep(frames: int = 20) -> None:
+        if frames:
+            deep(frames - 1)
+
+    def body(*args: Any) -> Any:
+        try:
+            return deep() if moment != "around, its end" else lambda result, error: body_of_the_end()
+        except RecursionError:
+            failed.append("begin")
+            raise
+
+    def body_of_the_end() -> None:
+        try:
+            deep()
+        except RecursionError:
+            failed.append("end")
+            raise
+
+    def lookup(self: Any, number: int) -> int:
+        try:
+            return self.lookup(number + 1)
+        except RecursionError:
+            return number
+
+    cache = core().Cache()
+    type(cache).lookup = lookup
+    deepest = cache.lookup(0)
+    seen.bodies["note"] = body
+    hook_on("Cache.lookup", moment=moment.partition(",")[0])
+    for _ in range(3):
+        assert deepest // 4 < cache.lookup(0) < deepest
+    assert failed
+
+
+# ------------------------------------------------------------------------------------------------ places
+
+
+def test_a_place_is_asked_for_when_a_module_is_there(engine: Path, seen: Seen) -> None:
+    hook = Hook(name="h", target="fake_engine.core:function", body="note", fact="f")
+    asked: list[tuple[HookPoint, ModuleType]] = []
+    hooks = HookSet([hook], seen.resolve, lambda point, module: asked.append((point, module)))
+    hooks.attach()
+    assert asked == []
+    fake = core()
+    assert asked == [(hooks.points[0], fake)]
+    assert hooks.points[0].state == "waiting"
+    assert not hasattr(fake.function, "__wrapped__")
+    hooks.detach()
+
+
+class Placed:
+    """An engine that puts hooks in their places itself, when it likes, and never takes them off."""
+
+    def __init__(self) -> None:
+        self.state: Any = "waiting"
+        self.function: Callable[..., Any] = core().function
+
+    def place(self, point: HookPoint, module: ModuleType) -> None:
+        owner, name = point.find(module)
+        if owner is not None:
+            self.function = point.wrap(getattr(owner, name))
+            point.placed(lambda: self.state, "the engine says why")
+
+
+@pytest.fixture
+def placed(engine: Path, seen: Seen) -> Iterator[tuple[Placed, HookSet]]:
+    place = Placed()
+    hook = Hook(name="h", target="fake_engine.core:function", body="note", fact="f")
+    hooks = HookSet([hook], seen.resolve, place.place)
+    hooks.attach()
+    yield place, hooks
+    hooks.detach()
+
+
+def test_what_the_engine_has_placed_has_the_state_that_it_says(placed: tuple[Placed, HookSet], seen: Seen) -> None:
+    place, hooks = placed
+    (point,) = hooks.points
+    for state in ("waiting", "attached", "missing", "attached"):
+        place.state = state
+        assert (point.state, point.why) == (state, "the engine says why")
+    assert place.function(1) == 4
+    assert seen.calls == [(4, 1)]
+
+
+def test_what_the_engine_has_placed_stays_and_does_nothing_once_it_is_detached(
+    placed: tuple[Placed, HookSet], seen: Seen
+) -> None:
+    place, hooks = placed
+    (point,), place.state = hooks.points, "attached"
+    original = core().function
+    hooks.detach()
+    assert core().function is original
+    assert place.function(1) == 4
+    assert (point.state, point.why, seen.calls) == ("detached", "detached", [])
+
+
+def test_what_the_engine_has_placed_steps_aside_like_any_other(placed: tuple[Placed, HookSet], seen: Seen) -> None:
+    place, hooks = placed
+    (point,), place.state = hooks.points, "attached"
+    seen.bodies["note"] = raising(ValueError())
+    assert [place.function(number) for number in range(9)] == list(range(3, 12))
+    assert (point.state, point.errors) == ("aside", STEP_ASIDE_AFTER)
+    assert point.why.startswith("stepped aside after")
+
+
+@pytest.mark.parametrize("path", ["gone", "Gone.lookup", "Cache.gone", "Cache.size"])
+def test_what_is_not_found_is_missing_and_says_why(engine: Path, path: str) -> None:
+    point = HookPoint(Hook(name="h", target=f"fake_engine.core:{path}", body="b", fact="f"), raising(AssertionError()))
+    owner, name = point.find(core())
+    assert (owner, name) == (None, path.rpartition(".")[2])
+    assert (point.state, point.why) == ("missing", f"fake_engine.core has no {path}")
+
+
+def test_what_is_found_is_not_hooked_yet(engine: Path) -> None:
+    hook = Hook(name="h", target="fake_engine.core:Cache.lookup", body="b", fact="f")
+    point = HookPoint(hook, raising(AssertionError()))
+    assert point.find(core()) == (core().Cache, "lookup")
+    assert (point.state, point.body) == ("waiting", None)
 
 
 # ------------------------------------------------------------------------------------------------ imports

@@ -45,3 +45,26 @@ def test_a_version_that_cannot_be_read_is_before_none() -> None:
     assert is_before("0.31.9", "0.32")
     assert not is_before("0.32.0", "0.32")
     assert not is_before("dev", "0.32")
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.5.17", "outside"),
+        ("0.5.18", "partial"),
+        ("0.5.19.post1", "partial"),
+        ("0.5.20", "full"),
+        ("0.5.23rc2", "full"),
+        ("0.5.23.post1+cu130", "full"),
+        ("0.5.24", "outside"),
+        ("0.6", "outside"),
+        ("0.5", "outside"),
+    ],
+)
+def test_versions_are_compared_as_far_as_the_bounds_go(version: str, expected: str) -> None:
+    assert support(version, ("0.5.18", "0.5.23"), ("0.5.20", "0.5.23")) == expected
+
+
+def test_a_version_is_before_another_by_its_last_number() -> None:
+    assert is_before("0.5.19", "0.5.20")
+    assert not is_before("0.5.20.post1", "0.5.20")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 1.0
 _SOMETHING = "set OTEL_METRICS_EXPORTER to prometheus or otlp"
 
+# vLLM has such where its scheduler and its ranks are not one process. Every scheduler of SGLang's is a rank.
+_SCHEDULER = "a scheduler process without a rank"
+
 
 def installation() -> list[Finding]:
     """Whether this interpreter can count, and whether opentelemetry-instrument finds this package."""
@@ -141,11 +144,11 @@ def _usual_port(exporter: str, endpoint: str) -> list[Finding]:
 
 def _prometheus(host: str, port: int) -> list[Finding]:
     if port == 0:
-        return [note("each rank and the scheduler listen on any free port: see the log for which")]
+        return [note(f"every rank and {_SCHEDULER} listens on any free port: see the log for which")]
     why = _taken(host, port)
     if why is None:
-        whose = "the scheduler after the last rank, or with it where both are one process"
-        port_found = ok(f"port {port} of {host} is free: rank n listens on {port} + n, {whose}")
+        whose = f"rank n of this machine listens on {port} + n, {_SCHEDULER} after the last of them"
+        port_found = ok(f"port {port} of {host} is free: {whose}")
     elif why.errno is not None and not isinstance(why, socket.gaierror) and _taken(host, 0) is None:
         text = f"port {port} of {host} cannot be used now: {os.strerror(why.errno)}; the next free one would be"
         port_found = warning(text, "free it, or set OTEL_EXPORTER_PROMETHEUS_PORT to another")

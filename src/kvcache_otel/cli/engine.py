@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 import io
 import os
 import sys
@@ -14,14 +13,16 @@ import warnings
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.cli.report import EngineReport, Finding, HookReport, failure, ok, reason, warning, words
+from kvcache_otel.cli.report import EngineReport, Finding, HookReport, failure, note, ok, reason, warning, words
 from kvcache_otel.engines import versions
 from kvcache_otel.engines.hooks import HookSet
 from kvcache_otel.export.settings import one_line
-from kvcache_otel.instrumentation import ENGINES
+from kvcache_otel.instrumentation import ENGINES, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
+
+    from kvcache_otel.engines.hooks import HookPoint
 
 
 def examine(name: str, environ: Mapping[str, str]) -> EngineReport | None:
@@ -31,7 +32,7 @@ def examine(name: str, environ: Mapping[str, str]) -> EngineReport | None:
         name: One of `ENGINES`.
         environ: The environment that the engine would find.
     """
-    if not _is_installed(name):
+    if not is_installed(name):
         return None
     package, adapter = ENGINES[name]
     table = importlib.import_module(f"{package}.table")
@@ -40,7 +41,7 @@ def examine(name: str, environ: Mapping[str, str]) -> EngineReport | None:
         if why:
             findings = [failure(f"{table.NAME} cannot be imported: {why}", f"repair the installation of {table.NAME}")]
             return EngineReport(table.NAME, version, "unknown", [], findings, [])
-        hooks, why = _attach(table, lambda body: getattr(importlib.import_module(f"{package}.adapter"), adapter))
+        hooks, why = _attach(table, version, lambda _: getattr(importlib.import_module(f"{package}.adapter"), adapter))
         if why:
             findings = [failure(f"the hooks of {table.NAME} cannot be attached: {why}", f"use another {table.NAME}")]
             return EngineReport(table.NAME, version, "unknown", hooks, findings, [])
@@ -49,19 +50,12 @@ def examine(name: str, environ: Mapping[str, str]) -> EngineReport | None:
         version,
         versions.support(version, table.SUPPORTED, table.FULL),
         hooks,
-        [_version(table, version), *_plugin(table, environ), *_hooks(table, hooks)],
+        [_version(table, version), *_plugin(table, environ), *_hooks(table, version, hooks)],
         [words for words, before in table.LIMITS if not before or versions.is_before(version, before)],
     )
 
 
 # -- importing and attaching -------------------------------------------------------------------------------------------
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # ValueError: it is imported, and not as a module usually is.
-        return name in sys.modules
 
 
 def _import(module: str, name: str) -> tuple[str, str]:
@@ -75,8 +69,11 @@ def _import(module: str, name: str) -> tuple[str, str]:
     return version, why
 
 
-def _attach(table: Any, resolve: Callable[[str], Any]) -> tuple[list[HookReport], str]:
-    """Returns what became of each hook, and what the engine raised meanwhile."""
+def _attach(table: Any, version: str, resolve: Callable[[str], Any]) -> tuple[list[HookReport], str]:
+    """Returns what became of each hook, and what the engine raised meanwhile.
+
+    They are put in their places as `HookPoint.attach` does it, whatever the engine's own way: it has a way back.
+    """
     failed = {name: why for name in {hook.module for hook in table.HOOKS} if (why := _try_import(name))}
     hooks = HookSet(table.HOOKS, resolve)
     try:
@@ -86,8 +83,9 @@ def _attach(table: Any, resolve: Callable[[str], Any]) -> tuple[list[HookReport]
                 point.hook.name,
                 point.hook.target,
                 point.state == "attached",
-                failed.get(point.hook.module, point.why),
+                _why(table.NAME, version, point, failed),
                 point.hook.fact,
+                point.hook.since,
             )
             for point in hooks.points
         ]
@@ -97,6 +95,12 @@ def _attach(table: Any, resolve: Callable[[str], Any]) -> tuple[list[HookReport]
     except BaseException as error:  # Engines' modules may run code of theirs when they are looked at.
         return [], reason(error)
     return reports, ""
+
+
+def _why(name: str, version: str, point: HookPoint, failed: Mapping[str, str]) -> str:
+    """Returns why a hook is not attached; empty where it is."""
+    why, since = failed.get(point.hook.module, point.why), point.hook.since
+    return f"{why}; it is there from {name} {since} on" if why and versions.is_before(version, since) else why
 
 
 def _try_import(module: str) -> str:
@@ -161,10 +165,17 @@ def _flush() -> None:
 def _version(table: Any, version: str) -> Finding:
     if problem := versions.warning(table.NAME, version, table.SUPPORTED, table.FULL):
         return warning(problem)
-    supported = (
-        f"supported are {table.SUPPORTED[0]} to {table.SUPPORTED[1]}; every hook is there from {table.FULL[0]} on"
-    )
-    return ok(f"version {version}: {supported}")
+    first, last = table.SUPPORTED
+    return ok(f"version {version}: supported are {first} to {last}; every hook is there from {_complete(table)} on")
+
+
+def _complete(table: Any) -> str:
+    """Returns the first version that has every hook."""
+    first: str = table.FULL[0]
+    for hook in table.HOOKS:
+        if versions.is_before(first, hook.since):
+            first = hook.since
+    return first
 
 
 def _plugin(table: Any, environ: Mapping[str, str]) -> list[Finding]:
@@ -181,7 +192,7 @@ def _plugin(table: Any, environ: Mapping[str, str]) -> list[Finding]:
             )
         )
     allowed = environ.get(allow_list)
-    if allowed is not None and name not in allowed.split(","):  # Names are compared as they are, blanks included.
+    if allowed is not None and not table.allows(allowed, name):
         wanted = ",".join(part.strip() for part in (*allowed.split(","), name) if part.strip())
         findings.append(
             failure(
@@ -194,9 +205,14 @@ def _plugin(table: Any, environ: Mapping[str, str]) -> list[Finding]:
     return findings
 
 
-def _hooks(table: Any, hooks: list[HookReport]) -> list[Finding]:
+def _hooks(table: Any, version: str, hooks: list[HookReport]) -> list[Finding]:
     attached = sum(hook.attached for hook in hooks)
-    text = f"{attached} of {len(hooks)} hooks can be attached"
     if not attached:
         return [failure(f"no hook fits this {table.NAME}", f"use {table.NAME} {' to '.join(table.SUPPORTED)}")]
-    return [ok(text) if attached == len(hooks) else warning(text)]
+    text = f"{attached} of {len(hooks)} hooks can be attached"
+    missing = [hook for hook in hooks if not hook.attached]
+    if not missing:
+        return [ok(text)]
+    if all(versions.is_before(version, hook.since) for hook in missing):
+        return [note(f"{text}: the others are for functions that came with a later {table.NAME}")]
+    return [warning(text)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvcache_otel.export.settings import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Literal
 
     from kvcache_otel.engines.versions import Support
@@ -81,6 +81,7 @@ class HookReport:
         attached: Whether it is on it.
         why: Why it is not.
         fact: What cannot be measured then.
+        since: The engine's first version that has the function; empty where every supported one does.
     """
 
     name: str
@@ -88,6 +89,7 @@ class HookReport:
     attached: bool
     why: str
     fact: str
+    since: str
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ class EngineReport:
     def title(self) -> str:
         """Name and version."""
         return f"{self.name} {self.version}".strip()
+
+    @property
+    def failures(self) -> list[Finding]:
+        """Why nothing of it would be measured; empty where something would."""
+        return _failures(self.findings)
 
 
 @dataclass(frozen=True)
@@ -156,27 +163,53 @@ class Report:
         return [*self.installation, *engines, *self.export.findings]
 
     @property
+    def measured(self) -> list[EngineReport]:
+        """The engines of which something would be measured."""
+        return [engine for engine in self.engines if not engine.failures]
+
+    @property
+    def failures(self) -> list[Finding]:
+        """Why nothing is measured or exported; empty where something is, if only of one engine."""
+        if self.measured:
+            return _failures([*self.installation, *self.export.findings])
+        return _failures(self.findings)
+
+    @property
     def status(self) -> int:
         """The exit status: 0 where something is measured and exported."""
-        return int(any(finding.level == "failure" for finding in self.findings))
+        return int(bool(self.failures))
 
     @property
     def summary(self) -> str:
-        """Whether all is well, or what to do, in one sentence."""
-        failures = [finding for finding in self.findings if finding.level == "failure"]
-        if failures:
-            more = f" ({len(failures)} failures in all, see above)" if len(failures) > 1 else ""
-            remedy = f"; {failures[0].remedy}" if failures[0].remedy else ""
-            return f"Nothing would be measured: {failures[0].text}{remedy}{more}."
-        engines = " and ".join(engine.title for engine in self.engines)
+        """Whether all is well, or what to do, in one sentence for all engines, and one for each that has failures."""
+        count = len(_failures(self.findings))
+        if self.failures:
+            more = f" ({count} failures in all, see above)" if count > 1 else ""
+            return f"Nothing would be measured: {_first(self.failures)}{more}."
+        reservations = [
+            _number(count, "failure"),
+            _number(sum(finding.level == "warning" for finding in self.findings), "warning"),
+            _number(sum(not hook.attached for engine in self.measured for hook in engine.hooks), "missing hook"),
+        ]
+        reserved = " and ".join(filter(None, reservations))
+        well = f"It works, with {reserved} (see above)" if reserved else "All is well"
+        engines = " and ".join(engine.title for engine in self.measured)
         destinations = ", and ".join(self.export.destinations)
-        warnings = sum(finding.level == "warning" for finding in self.findings)
-        missing = sum(not hook.attached for engine in self.engines for hook in engine.hooks)
-        reservations = [_number(warnings, "warning")] * bool(warnings) + [_number(missing, "missing hook")] * bool(
-            missing
+        failed = "".join(
+            f" Nothing would be measured of {engine.title}: {_first(engine.failures)}."
+            for engine in self.engines
+            if engine.failures
         )
-        well = f"It works, with {' and '.join(reservations)} (see above)" if reservations else "All is well"
-        return f"{well}: the KV caches of {engines} would be measured, and exported: {destinations}."
+        return f"{well}: the KV caches of {engines} would be measured, and exported: {destinations}.{failed}"
+
+
+def _failures(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level == "failure"]
+
+
+def _first(findings: Sequence[Finding]) -> str:
+    """Returns the first of some failures, and what to do about it."""
+    return findings[0].text + (f"; {findings[0].remedy}" if findings[0].remedy else "")
 
 
 def to_json(report: Report) -> str:
@@ -236,4 +269,4 @@ def _wrapped(first: str, text: str) -> list[str]:
 
 
 def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
+    return f"{count} {what}{'s' if count > 1 else ''}" if count else ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Literal
 
-    Moment = Literal["after", "before", "arguments"]
+    Moment = Literal["after", "before", "around", "arguments"]
     State = Literal["waiting", "attached", "missing", "aside", "detached"]
 
 _logger = logging.getLogger(__name__)
@@ -36,11 +36,12 @@ class Hook:
         name: Its short name, as ``kvcache.telemetry.hook`` carries it.
         target: Where it is: ``package.module:Class.method``.
         body: The name of the adapter's method that reads the fact. It is called with the function's result first
-            (``after``), or with its arguments alone (``before``, ``arguments``).
+            (``after``), or with its arguments alone (the other moments).
         fact: What cannot be measured where it is missing, in words for `doctor`.
         since: The first engine version that has it; empty where every supported version does.
-        moment: ``after`` or ``before`` the function; ``arguments`` for a body that returns the positional arguments to
-            call it with, or None to leave them.
+        moment: ``after`` or ``before`` the function; ``around`` it, for a body that returns what is to be called with
+            its result, or None, and its exception, or None (or returns None, where this call is of no interest);
+            ``arguments`` for a body that returns the positional arguments to call it with, or None to leave them.
     """
 
     __slots__ = ("body", "fact", "moment", "name", "since", "target")
@@ -78,7 +79,7 @@ class HookPoint:
         body: What reads the fact; None while nothing is to be read.
     """
 
-    __slots__ = ("_in_a_row", "_original", "_owner", "_resolve", "_wrapper", "body", "errors", "hook", "state", "why")
+    __slots__ = ("_in_a_row", "_original", "_owner", "_resolve", "_state", "_wrapper", "body", "errors", "hook", "why")
 
     def __init__(self, hook: Hook, resolve: Callable[[str], Callable[..., Any]]) -> None:
         """Args:
@@ -86,7 +87,7 @@ class HookPoint:
         resolve: Gives the adapter's method by name; asked at the first call, so that attaching loads no adapter.
         """
         self.hook = hook
-        self.state: State = "waiting"
+        self._state: State | Callable[[], State] = "waiting"
         self.why = f"{hook.module} has not been imported"
         self.errors = 0
         self.body: Callable[..., Any] | None = None
@@ -96,6 +97,14 @@ class HookPoint:
         self._original: Any = None
         self._wrapper: Any = None
 
+    @property
+    def state(self) -> State:
+        return self._state() if callable(self._state) else self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+
     def attach(self, module: ModuleType) -> None:
         """Puts the hook around the function, or says why it cannot."""
         try:
@@ -104,14 +113,10 @@ class HookPoint:
             self.state, self.why = "missing", f"{self.hook.path} cannot be replaced: {_words(error)}"
 
     def _attach(self, module: ModuleType) -> None:
-        owner: Any = module
-        *parents, name = self.hook.path.split(".")
-        for parent in parents:
-            owner = getattr(owner, parent, None)
-        function: Any = getattr(owner, name, None)
-        if not callable(function):
-            self.state, self.why = "missing", f"{module.__name__} has no {self.hook.path}"
+        owner, name = self.find(module)
+        if owner is None:
             return
+        function: Any = getattr(owner, name)
         bind: Callable[[Any], Any] | None = None
         if isinstance(owner, type):
             # Called through an instance, the wrapper must be given what the function was given, and nothing more.
@@ -121,12 +126,36 @@ class HookPoint:
                 function, bind = defined.__func__, classmethod
             elif issubclass(kind, staticmethod) or not hasattr(kind, "__get__"):
                 bind = staticmethod
-        wrapper = _WRAP[self.hook.moment](self, function)
+        wrapper = self.wrap(function)
         self._original = vars(owner).get(name)  # None where it is inherited: then detaching removes ours.
         self._owner, self._wrapper = owner, wrapper if bind is None else bind(wrapper)
         setattr(owner, name, self._wrapper)
         self.body = self._careful
         self.state, self.why = "attached", ""
+
+    def find(self, module: ModuleType) -> tuple[Any, str]:
+        """Returns what the function is an attribute of, None where there is no such function, and its name there."""
+        owner: Any = module
+        *parents, name = self.hook.path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent, None)
+        if callable(getattr(owner, name, None)):
+            return owner, name
+        self.state, self.why = "missing", f"{module.__name__} has no {self.hook.path}"
+        return None, name
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function's stand-in, which asks the body at the hook's moment."""
+        return _WRAP[self.hook.moment](self, function)
+
+    def placed(self, state: Callable[[], State], why: str) -> None:
+        """Says that the engine itself puts the stand-in in its place.
+
+        Args:
+            state: Says how far it is with that.
+            why: Why it is not there, in words, where it is not.
+        """
+        self._state, self.why, self.body = state, why, self._careful
 
     def detach(self) -> None:
         """Gives the engine its own function back; where somebody wrapped ours, leaves a wrapper that does nothing."""
@@ -145,10 +174,24 @@ class HookPoint:
         """The body's stand-in at the first call, and after a failure until it succeeds: the hot path need not ask."""
         reader = self._resolve(self.hook.body)
         result = reader(*args, **kwargs)
+        if self.hook.moment == "around" and result is not None:
+            return self._carefully(reader, result)  # It has succeeded when it has read the end of the call too.
+        if self.hook.moment == "around" and self._in_a_row:
+            return None  # A call of no interest has no end, and says nothing of those that have failed.
+        self._succeeded(reader)
+        return result
+
+    def _carefully(self, reader: Callable[..., Any], finish: Callable[..., Any]) -> Callable[..., Any]:
+        def finished(result: Any, error: BaseException | None) -> None:
+            finish(result, error)
+            self._succeeded(reader)
+
+        return finished
+
+    def _succeeded(self, reader: Callable[..., Any]) -> None:
         self._in_a_row = 0
         if self.body is not None:  # Nobody detached it meanwhile.
             self.body = reader
-        return result
 
     def failed(self, error: Exception) -> None:
         """Counts a failure of ours; says the first; steps aside after a few in a row."""
@@ -226,6 +269,39 @@ def _before(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any
     return _like(function, hooked)
 
 
+def _around(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        body, finish = point.body, None
+        if body is not None:
+            try:
+                finish = body(*args, **kwargs)
+            except Exception as error:
+                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
+                    point.failed(error)
+                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
+                    pass
+        if finish is None:
+            return function(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            finished(finish, None, error)
+            raise
+        finished(finish, result, None)
+        return result
+
+    def finished(finish: Callable[..., Any], result: Any, raised: BaseException | None) -> None:
+        try:
+            finish(result, raised)
+        except Exception as error:
+            try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
+                point.failed(error)
+            except RecursionError:  # The engine is that deep already, and has to hear it from itself.
+                pass
+
+    return _like(function, hooked)
+
+
 def _arguments(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
     def hooked(*args: Any, **kwargs: Any) -> Any:
         body = point.body
@@ -247,6 +323,7 @@ def _arguments(point: HookPoint, function: Callable[..., Any]) -> Callable[..., 
 _WRAP: dict[str, Callable[[HookPoint, Callable[..., Any]], Callable[..., Any]]] = {
     "after": _after,
     "before": _before,
+    "around": _around,
     "arguments": _arguments,
 }
 
@@ -271,12 +348,19 @@ def _words(error: Exception) -> str:
 class HookSet:
     """The hooks of one engine in this process."""
 
-    def __init__(self, hooks: Iterable[Hook], resolve: Callable[[str], Callable[..., Any]]) -> None:
+    def __init__(
+        self,
+        hooks: Iterable[Hook],
+        resolve: Callable[[str], Callable[..., Any]],
+        place: Callable[[HookPoint, ModuleType], None] = HookPoint.attach,
+    ) -> None:
         """Args:
         hooks: The engine's table.
         resolve: Gives a body of the engine's adapter by name, at the first call that needs it.
+        place: Puts a hook into its module, for an engine that has a way of its own to be hooked. Must not raise.
         """
         self._hooks = tuple(hooks)
+        self._place = place
         self._resolve = resolve
         self._imports = PostImport()
         self.points: tuple[HookPoint, ...] = ()
@@ -292,7 +376,7 @@ class HookSet:
             return
         self.points = tuple(HookPoint(hook, self._resolve) for hook in self._hooks)
         for point in self.points:
-            self._imports.when_imported(point.hook.module, point.attach)
+            self._imports.when_imported(point.hook.module, lambda module, point=point: self._place(point, module))
 
     def detach(self) -> None:
         """Gives the engine its own functions back; a second call does nothing."""

@@ -16,15 +16,15 @@ def support(version: str, supported: Range, full: Range) -> Support:
 
     Args:
         version: The engine's own, ``0.32.0+cpu``.
-        supported: The first and the last minor version that the table was written for.
+        supported: The first and the last version that the table was written for, as far as it matters: ``0.32`` is
+            every 0.32.
         full: Those of them that have every hook.
     """
-    minor = _minor(version)
-    if minor is None:
+    if _numbers(version) is None:
         return "unknown"
-    if _within(minor, full):
+    if _within(version, full):
         return "full"
-    return "partial" if _within(minor, supported) else "outside"
+    return "partial" if _within(version, supported) else "outside"
 
 
 def warning(name: str, version: str, supported: Range, full: Range) -> str:
@@ -41,19 +41,32 @@ def warning(name: str, version: str, supported: Range, full: Range) -> str:
 
 
 def is_before(version: str, other: str) -> bool:
-    """Returns whether a version is of an earlier minor version than another; false where it cannot be read."""
-    minor, bound = _minor(version), _minor(other)
-    return minor is not None and bound is not None and minor < bound
+    """Returns whether a version is before another, as far as that one goes; false where it cannot be read."""
+    return (order := _order(version, other)) is not None and order < 0
 
 
-def _within(minor: tuple[int, int], versions: Range) -> bool:
-    first, last = _minor(versions[0]), _minor(versions[1])
-    return first is not None and last is not None and first <= minor <= last
+def _within(version: str, versions: Range) -> bool:
+    first, last = _order(version, versions[0]), _order(version, versions[1])
+    return first is not None and last is not None and first >= 0 >= last
 
 
-def _minor(version: str) -> tuple[int, int] | None:
-    major, _, rest = version.partition(".")
-    minor = rest[: next((index for index, letter in enumerate(rest) if not letter.isdecimal()), len(rest))]
-    if not (version.isascii() and major.isdecimal() and minor):
+def _order(version: str, bound: str) -> int | None:
+    """Returns whether a version is before (-1), at (0) or after (1) a bound, as far as the bound goes."""
+    numbers, limit = _numbers(version), _numbers(bound)
+    if numbers is None or limit is None:
         return None
-    return int(major), int(minor)
+    numbers = (*numbers, *(0 for _ in limit))[: len(limit)]
+    return (numbers > limit) - (numbers < limit)
+
+
+def _numbers(version: str) -> tuple[int, ...] | None:
+    """Returns the numbers that a version begins with; None where these are fewer than two."""
+    numbers: list[int] = []
+    for part in version.split(".") if version.isascii() else ():
+        digits = part[: next((index for index, letter in enumerate(part) if not letter.isdecimal()), len(part))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers) if len(numbers) > 1 else None

@@ -6,9 +6,12 @@ rest of the table is for what vLLM does not say.
 
 from __future__ import annotations
 
-from kvcache_otel.engines.hooks import Hook
+from kvcache_otel.engines.hooks import Hook, HookPoint
 
 NAME = "vLLM"
+
+# How a hook gets into its place: vLLM has no way of its own.
+PLACE = HookPoint.attach
 
 # Versions read by eye and by `tests/engines/vllm`: every hook is there from the first of FULL on.
 SUPPORTED = ("0.28", "0.33")
@@ -18,6 +21,12 @@ FULL = ("0.31", "0.33")
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "kvcache_otel"
 PLUGIN_ALLOW_LIST = "VLLM_PLUGINS"
+
+
+def allows(value: str, name: str) -> bool:
+    """Returns whether that variable lets a plugin in. vLLM compares names as they are, blanks included."""
+    return name in value.split(",")
+
 
 # What makes vLLM stay in the process that makes it; a MeterProvider cannot follow it into others.
 IN_ONE_PROCESS = ("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

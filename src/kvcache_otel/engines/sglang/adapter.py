@@ -1,0 +1,325 @@
+"""What each SGLang hook reads. Rows are kept on the cache that they are about, and end with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel.engines.sglang import config
+from kvcache_otel.engines.sglang.cache import CacheRows
+from kvcache_otel.engines.sglang.storage import PAGES
+from kvcache_otel.semconv import Reason
+
+# The attribute under which a cache, and what belongs to it, carries its rows.
+ROWS = "_kvcache_otel"
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache_otel.engines.sglang.host import HostRows
+    from kvcache_otel.engines.sglang.prefetch import PrefetchBooks
+    from kvcache_otel.engines.sglang.storage import StorageRows
+    from kvcache_otel.identity import Identity
+    from kvcache_otel.record.probe import CacheProbe
+
+    Finish = Callable[[Any, BaseException | None], None]
+
+
+class SglangAdapter:
+    """The bodies of the hooks in `table.py`."""
+
+    def __init__(self, probe: Callable[[Identity, int], CacheProbe], flush: Callable[[], None]) -> None:
+        """Args:
+        probe: Gives the probe for a cache that has been built: its identity, and how far from the first Prometheus port
+            that of its process is.
+        flush: Exports what there is, within a short deadline of its own.
+        """
+        self._probe = probe
+        self._flush = flush
+
+    # -- caches being built --------------------------------------------------------------------------------------------
+
+    def cache_built(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
+        """`UnifiedRadixCache.__init__`: SGLang's ranks are published by now."""
+        if not cache.disable:
+            cache._kvcache_otel = CacheRows(self._probe(config.identity(cache), config.local_rank()), cache)
+
+    def tiers_built(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
+        """`init_hicache`: the host pools, the controller and, where configured, the storage backend."""
+        rows = _rows(cache)
+        controller = cache.cache_controller
+        if rows is not None and controller is not None:
+            rows.extend(cache)
+            pipeline = getattr(cache, "buffer_pipeline", None)
+            for part in (cache.tree_core, controller, controller.l2_transfer_engine, pipeline):
+                if part is not None:
+                    part._kvcache_otel = rows
+
+    def storage_attached(self, _: None, controller: Any, *__: Any, **___: Any) -> None:
+        """`attach_storage_backend`, at run time: it raises where it fails."""
+        rows = _rows(controller)
+        if rows is not None and controller.enable_storage:
+            rows.attach_storage(controller)
+
+    def storage_detached(self, _: None, controller: Any) -> None:
+        """`detach_storage_backend`: its threads have ended."""
+        rows = _rows(controller)
+        if rows is not None:
+            rows.detach_storage()
+
+    # -- once per step -------------------------------------------------------------------------------------------------
+
+    def events_checked(self, _: None, cache: Any) -> None:
+        """`check_hicache_events`: where the scheduler learns what has ended since the last step."""
+        rows = _rows(cache)
+        if rows is not None:
+            rows.settle()
+
+    def step_done(self, _: Any, scheduler: Any, *__: Any, **___: Any) -> None:
+        """`Scheduler.process_batch_result` and `on_idle`: the end of a step, with HiCache or without."""
+        rows = _rows(getattr(scheduler, "tree_cache", None))
+        if rows is not None:
+            rows.settle()
+
+    def events_taken(self, events: list[Any], cache: Any) -> None:
+        """`take_events`, on its way to the publisher. It drains: the result may only be looked at."""
+        rows = _rows(cache)
+        if rows is not None and rows.published is not None:
+            if events:
+                rows.published.apply(events)
+            rows.device.hold()
+
+    def cache_reset(self, _: None, cache: Any) -> None:
+        """`_reset_full`; SGLang calls it once before there are rows."""
+        rows = _rows(cache)
+        if rows is not None:
+            rows.reset()
+
+    # -- looking up ----------------------------------------------------------------------------------------------------
+
+    def admitted(self, _: None, adder: Any, *__: Any, **___: Any) -> None:
+        """`_update_prefill_budget`, `_account_prefill_cache_admission`: SGLang's own sums over a batch."""
+        rows = _rows(adder.tree_cache)
+        if rows is not None:
+            rows.admitted(adder)
+
+    # -- losing --------------------------------------------------------------------------------------------------------
+
+    def inserted(self, _: Any, cache: Any, *__: Any, **___: Any) -> None:
+        """`insert`: the tree holds more, or the same."""
+        rows = _rows(cache)
+        if rows is not None:
+            rows.device.hold()
+
+    def eviction_passed(self, _: None, cache: Any, num_evicted: int, start_time: float) -> None:
+        """`update_eviction_metrics`: called at the end of each pass, whether SGLang's metrics are on or not."""
+        rows = _rows(cache)
+        if rows is not None:
+            rows.device.pass_done(num_evicted, start_time)
+            rows.device.hold()
+
+    def evicted(self, result: Any, cache: Any, *_: Any, **__: Any) -> None:
+        """`_evict`: what a pass freed in pools beside that of full attention."""
+        rows = _rows(cache)
+        if rows is not None:
+            rows.device.evicted_besides(result)
+
+    def dropped(self, _: None, cache: Any, dropped_tokens: Any, reason: Any) -> None:
+        """`_record_dropped_tokens`, mostly of none. Before 0.5.20 it is given what was freed before and after."""
+        rows = _rows(cache)
+        if rows is None:
+            return
+        if isinstance(reason, str):
+            rows.device.dropped(dropped_tokens, reason)
+        else:
+            for component, freed in dropped_tokens.items():
+                rows.device.dropped(freed - reason[component], Reason.HOST_PRESSURE, config.pool_of(component))
+
+    def host_evicting(self, cache: Any, *_: Any, **__: Any) -> Finish | None:
+        """`evict_host`."""
+        host = _host(cache)
+        return host.eviction() if host is not None else None
+
+    def host_freed(self, cache: Any, host_frees: dict[Any, Any]) -> None:
+        """`_drain_host_frees`, before it takes the slots out of its argument."""
+        if host_frees:
+            host = _host(cache)
+            if host is not None:
+                host.freed(host_frees)
+
+    def store_dropped(self, _: None, pipeline: Any, num_tokens: int) -> None:
+        """`BufferModePipeline._log_backup_dropped`: backups that host memory had no room for, or that came too late."""
+        storage = _storage(pipeline)
+        if storage is not None:
+            storage.skipped(num_tokens)
+
+    # -- moving between device and host --------------------------------------------------------------------------------
+
+    def backup_allocated(self, slots: Any, cache: Any, node_id: Any, device_value: Any, *_: Any, **__: Any) -> None:
+        """`_execute_kv_backup`: a node's copy has got its slots, or there were none."""
+        host = _host(cache)
+        if host is not None:
+            host.backup_began(node_id, slots, len(device_value))
+
+    def backup_published(self, _: None, cache: Any, ack_id: Any) -> None:
+        """`_finish_write_through_ack`: the copy of a node, and of what it was split into since, is there."""
+        host = _host(cache)
+        if host is not None:
+            host.backup_done(ack_id)
+
+    def backup_requested(self, controller: Any, *_: Any, **__: Any) -> Finish | None:
+        """`HybridCacheController.write`."""
+        rows = _rows(controller)
+        return rows.backup.requested() if rows is not None and rows.backup is not None else None
+
+    def load_back_requested(self, controller: Any, *_: Any, **__: Any) -> Finish | None:
+        """`HybridCacheController.load`."""
+        rows = _rows(controller)
+        return rows.load_back.requested() if rows is not None and rows.load_back is not None else None
+
+    def backup_submitted(self, engine: Any, transfers: list[Any], *_: Any, **__: Any) -> Finish | None:
+        """`submit_device_to_host`."""
+        rows = _rows(engine)
+        return rows.backup.submitting(transfers) if rows is not None and rows.backup is not None else None
+
+    def load_back_submitted(self, engine: Any, transfers: list[Any], *_: Any, **__: Any) -> Finish | None:
+        """`submit_host_to_device`."""
+        rows = _rows(engine)
+        return rows.load_back.submitting(transfers) if rows is not None and rows.load_back is not None else None
+
+    def backup_acknowledged(self, _: None, cache: Any, ack: Any) -> None:
+        """`_log_write_ack_metrics`: called whether SGLang's metrics are on or not, after it has waited for the copy."""
+        rows = _rows(cache)
+        if rows is not None and rows.backup is not None:
+            rows.backup.acknowledged(ack)
+
+    def load_backs_checked(self, cache: Any, *_: Any, **__: Any) -> Finish | None:
+        """`loading_check`: takes the copies that are done from the front of its queue, and says of none that it did."""
+        controller = cache.cache_controller
+        if controller is None or not controller.ack_load_queue:
+            return None
+        rows = _rows(cache)
+        if rows is None or rows.load_back is None:
+            return None
+        load_back, queue = rows.load_back, controller.ack_load_queue
+        waiting = tuple(queue)
+
+        def checked(_: Any, __: BaseException | None) -> None:
+            for ack in waiting[: len(waiting) - len(queue)]:
+                load_back.acknowledged(ack)
+
+        return checked
+
+    def retraction_backed_up(self, cache: Any, *_: Any, **__: Any) -> Finish | None:
+        """`backup_kv_cache`: a retracted request's copy, which is not acknowledged."""
+        rows = _rows(cache)
+        return rows.backup.retracting() if rows is not None and rows.backup is not None else None
+
+    def retraction_restored(self, cache: Any, req: Any, backup: Any) -> Finish | None:
+        """`restore_kv_cache`: the same, on its way back."""
+        rows = _rows(cache)
+        return rows.load_back.retracting(backup) if rows is not None and rows.load_back is not None else None
+
+    # -- storage -------------------------------------------------------------------------------------------------------
+
+    def host_inserted(self, result: Any, core: Any, *_: Any, **__: Any) -> None:
+        """`insert_host` of either tree core: what a prefetch brought goes into the tree, where it is not there yet."""
+        host = _host(core)
+        if host is not None and not result.host_insert_dropped:
+            host.inserted(result.total_len - result.prefix_len)
+
+    def prefetch_hit(self, _: None, cache: Any, request: Any, num_tokens: int) -> None:
+        """`_record_storage_prefetch_hit`."""
+        books = _prefetches(cache)
+        if books is not None:
+            books.hit(request, num_tokens)
+
+    def prefetch_loaded(self, usable: bool, cache: Any, request: Any, operation: Any, *_: Any, **__: Any) -> None:
+        """`_check_hybrid_prefetch_result`: whether what has arrived can be used, which all ranks agree on."""
+        storage = _storage(cache)
+        if storage is not None and usable:
+            storage.loaded(operation.completed_tokens)
+
+    def prefetch_resolved(self, _: None, cache: Any, request: Any, num_tokens: int, reason: str | None = None) -> None:
+        """`_resolve_storage_prefetch_tokens`."""
+        books = _prefetches(cache)
+        if books is not None:
+            books.resolved(request, num_tokens, reason)
+
+    def prefetch_covered(self, _: None, cache: Any, request: Any, credited_tokens: int) -> None:
+        """`_settle_storage_prefetch_hit`: does nothing itself where SGLang's metrics are off."""
+        books = _prefetches(cache)
+        if books is not None:
+            books.covered(request, credited_tokens)
+
+    def prefetch_finished(self, _: None, cache: Any, request: Any, fulfilled_tokens: int, reason: str | None) -> None:
+        """`_finish_storage_prefetch`."""
+        books = _prefetches(cache)
+        if books is not None:
+            books.finished(request, fulfilled_tokens, reason)
+
+    def prefetch_discarded(self, _: None, cache: Any, request: Any) -> None:
+        """`discard_storage_prefetch_accounting`: aborted and retracted requests, which SGLang does not count."""
+        books = _prefetches(cache)
+        if books is not None:
+            books.finished(request, 0, None)
+
+    def prefetch_deferred(self, _: None, cache: Any, num_tokens: int, reason: str) -> None:
+        """`_log_storage_prefetch_deferred`."""
+        books = _prefetches(cache)
+        if books is not None:
+            books.deferred(num_tokens, reason)
+
+    def storage_read(self, controller: Any, operation: Any) -> Finish | None:
+        """`HybridCacheController._page_transfer`, on a thread of SGLang's."""
+        storage = _storage(controller)
+        return storage.reading(operation) if storage is not None else None
+
+    def storage_pages_read(self, pages: Any, controller: Any, operation: Any) -> None:
+        """`HiCacheController._page_transfer`, inside the one before: the pages that have arrived."""
+        if _storage(controller) is not None:
+            if pages is None:
+                pages = operation.completed_tokens // controller.page_size
+            setattr(operation, PAGES, pages)
+
+    def storage_read_besides(self, controller: Any, ack: Any) -> None:
+        """`_reduce_prefetch_ack`, before the ranks agree on the least of what they have read."""
+        if ack.pool_hits:
+            storage = _storage(controller)
+            if storage is not None:
+                storage.read_besides(ack.pool_hits)
+
+    def storage_write_requested(self, operation_id: int, controller: Any, *_: Any, **__: Any) -> None:
+        """`write_storage`: a backup waits for its thread."""
+        storage = _storage(controller)
+        if storage is not None:
+            storage.backup_requested(operation_id)
+
+    def storage_written(self, controller: Any, operation: Any) -> Finish | None:
+        """`HybridCacheController._page_backup`, on a thread of SGLang's."""
+        storage = _storage(controller)
+        return storage.writing(operation) if storage is not None else None
+
+    # -- last words ----------------------------------------------------------------------------------------------------
+
+    def stopping(self, *_: Any, **__: Any) -> None:
+        """`release_host_resources`: a scheduler that shuts down in good order."""
+        self._flush()
+
+
+def _rows(part: Any) -> CacheRows | None:
+    return getattr(part, ROWS, None)
+
+
+def _host(part: Any) -> HostRows | None:
+    rows: CacheRows | None = getattr(part, ROWS, None)
+    return None if rows is None else rows.host
+
+
+def _prefetches(part: Any) -> PrefetchBooks | None:
+    storage = _storage(part)
+    return None if storage is None else storage.prefetches
+
+
+def _storage(part: Any) -> StorageRows | None:
+    rows: CacheRows | None = getattr(part, ROWS, None)
+    return None if rows is None else rows.storage

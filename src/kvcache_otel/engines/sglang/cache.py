@@ -1,0 +1,116 @@
+"""All rows of one cache, and the moments at which several of them change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel.engines.sglang import config
+from kvcache_otel.engines.sglang.device import DeviceRows
+from kvcache_otel.engines.sglang.host import HostRows
+from kvcache_otel.engines.sglang.storage import StorageRows
+from kvcache_otel.engines.sglang.transfer import DirectionRows
+from kvcache_otel.events.published import PublishedBooks
+from kvcache_otel.semconv import Reason, Tier
+
+if TYPE_CHECKING:
+    from kvcache_otel.record.probe import CacheProbe
+
+# What `PrefillAdder` sums over the requests that it has admitted to one batch, by the tier that served them. Those of
+# retracted requests are left out of the hits by SGLang itself, and taken off what is computed here.
+_ADMITTED = ("log_device_hit_tokens", "log_host_hit_tokens", "log_storage_hit_tokens")
+
+
+class CacheRows:
+    """What one of SGLang's caches tells. Kept by the cache, so the rows end with it.
+
+    Attributes:
+        device: The device tier.
+        host: The host tier; None without HiCache.
+        backup: Copies from device to host; None without HiCache.
+        load_back: Copies from host to device; None without HiCache.
+        storage: The storage backend; None while none is attached.
+        published: What the cache's KV events add up to; None where it records none.
+    """
+
+    def __init__(self, probe: CacheProbe, cache: Any) -> None:
+        """Args:
+        probe: The cache's probe.
+        cache: SGLang's UnifiedRadixCache, without the tiers below the device yet.
+        """
+        self._probe = probe
+        self._served = probe.served(Tier.DEVICE)
+        self.device = DeviceRows(probe, cache)
+        self.host: HostRows | None = None
+        self.backup: DirectionRows | None = None
+        self.load_back: DirectionRows | None = None
+        self.storage: StorageRows | None = None
+        self._storage_tier: str = Tier.UNKNOWN
+        self._storage_facts = config.StorageFacts(hits=False, loads=False, skips=False)
+        self.published = PublishedBooks(probe, Tier.DEVICE) if config.publishes(cache) else None
+        self.settle()
+
+    def extend(self, cache: Any) -> None:
+        """Adds the tiers below the device.
+
+        Args:
+            cache: The same cache, with HiCache set up.
+        """
+        self.host = HostRows(self._probe, cache)
+        self.backup = DirectionRows(self._probe, cache, Tier.DEVICE, Tier.HOST, stream="device_to_host_stream")
+        self.load_back = DirectionRows(
+            self._probe,
+            cache,
+            Tier.HOST,
+            Tier.DEVICE,
+            stream="host_to_device_stream",
+            refused=self._probe.allocation_failures(Tier.DEVICE, Reason.LOAD),
+        )
+        self._served.tier(Tier.HOST)
+        self.device.watch_drops(config.drop_reasons(cache))
+        self._storage_facts = config.storage_facts(cache)
+        if self.published is not None:
+            self.published = PublishedBooks(self._probe, Tier.DEVICE, Tier.HOST)
+        if cache.cache_controller.enable_storage:
+            self.attach_storage(cache.cache_controller)
+        self.settle()
+
+    def attach_storage(self, controller: Any) -> None:
+        """Adds a storage backend; whatever is attached already is detached."""
+        self.detach_storage()
+        self.storage = StorageRows(self._probe, controller, tells=self._storage_facts)
+        self._storage_tier = self.storage.tier
+        self._served.tier(self._storage_tier)
+
+    def detach_storage(self) -> None:
+        """Ends the rows of the storage backend, if one is attached. What they have counted stays counted."""
+        if self.storage is not None:
+            self.storage.reset()
+            self.storage = None
+
+    def admitted(self, adder: Any) -> None:
+        """Counts what one `PrefillAdder` has admitted since it was asked last."""
+        computed = adder.log_input_tokens - adder.reprocessed_log_input_tokens
+        now = (computed, *(getattr(adder, name) for name in _ADMITTED))
+        before: tuple[int, ...] = getattr(adder, "_kvcache_otel_admitted", (0, 0, 0, 0))
+        adder._kvcache_otel_admitted = now
+        tiers = (Tier.NONE, Tier.DEVICE, Tier.HOST, self._storage_tier)
+        for tier, tokens, counted in zip(tiers, now, before, strict=True):
+            if tokens != counted:
+                self._served.tier(tier).add(tokens - counted)
+
+    def settle(self) -> None:
+        """Takes over what the tiers hold."""
+        self.device.settle()
+        if self.host is not None:
+            self.host.settle()
+
+    def reset(self) -> None:
+        """Says that the cache was emptied, whatever was under way."""
+        if self.host is not None:
+            self.host.cleared()
+        for copies in (self.backup, self.load_back):
+            if copies is not None:
+                copies.reset()
+        if self.storage is not None:
+            self.storage.reset()
+        self.settle()

@@ -1,0 +1,67 @@
+"""Event pairs of our own around a copy, for a device that has them where SGLang does not use them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_MODULE = "sglang.srt.mem_cache.l2_transfer"
+
+
+class CopyClock:
+    """Times the copies on one stream.
+
+    SGLang does that itself wherever its device's events can be timed, and then there is nothing to do. Otherwise ours
+    are tried once: a device whose events cannot be timed has no device time.
+    """
+
+    def __init__(self, transfer_engine: Any, stream: str) -> None:
+        """Args:
+        transfer_engine: SGLang's L2TransferEngine.
+        stream: The attribute of it that holds the stream.
+        """
+        self._engine = transfer_engine
+        self._stream = stream
+        self._module: Any = importlib.import_module(_MODULE)
+        self._ours = True
+
+    @property
+    def ticks(self) -> bool:
+        """Whether copies will have a device time, by SGLang's events or by ours."""
+        return self._sglang_times() or self._event() is not None
+
+    def begin(self) -> Any:
+        """Records an event before a copy; returns None where SGLang does so, or nobody can."""
+        if not self._ours or self._sglang_times():
+            return None
+        return self._recorded()
+
+    def end(self, begun: Any) -> tuple[Any, Any] | None:
+        """Records an event after the copy; returns both, or None where there was no first."""
+        if begun is None:
+            return None
+        ended = self._recorded()
+        return None if ended is None else (begun, ended)
+
+    def _sglang_times(self) -> bool:
+        try:
+            return bool(self._module._timing_events_supported())
+        except Exception:  # SGLang asks the same, and will say what is wrong.
+            return False
+
+    def _recorded(self) -> Any:
+        event = self._event()
+        if event is not None:
+            try:
+                event.record(getattr(self._engine, self._stream))
+            except Exception:
+                self._ours, event = False, None
+        return event
+
+    def _event(self) -> Any:
+        if self._ours:
+            try:
+                return self._module.device_module.Event(enable_timing=True)
+            except Exception:  # What is raised depends on the device.
+                self._ours = False
+        return None

@@ -1,0 +1,205 @@
+"""Copies between device and host: merged backups and load-backs, and those of retracted requests."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcache_otel.engines.sglang import config
+from kvcache_otel.engines.sglang.clock import CopyClock
+from kvcache_otel.semconv import TimingSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache_otel.record.cells import Counter
+    from kvcache_otel.record.probe import CacheProbe, Route
+
+    Finish = Callable[[Any, BaseException | None], None]
+
+# What `error.type` says of copies that a reset of the cache has forgotten. They ran; nobody waits for them any more.
+RESET = "cache_reset"
+
+
+class _Copy(NamedTuple):
+    """A copy that is on its stream.
+
+    Attributes:
+        submitted: When, by `time.monotonic`.
+        pair: Events of ours around it, where SGLang does not time it.
+        blocks: Blocks that it pins.
+    """
+
+    submitted: float
+    pair: tuple[Any, Any] | None
+    blocks: int
+
+
+class DirectionRows:
+    """One direction of one cache.
+
+    SGLang merges what was asked for since the last step into one copy, times it with an event pair where the device
+    can, and acknowledges it when the scheduler finds it done. A retracted request's copy is made at once, waited for
+    and not acknowledged.
+    """
+
+    def __init__(
+        self,
+        probe: CacheProbe,
+        cache: Any,
+        source: str,
+        destination: str,
+        *,
+        stream: str,
+        refused: Counter | None = None,
+    ) -> None:
+        """Args:
+        probe: The cache's probe.
+        cache: SGLang's UnifiedRadixCache, with its cache controller.
+        source: The tier that is read.
+        destination: The tier that is written.
+        stream: The transfer engine's attribute that holds the stream of this direction.
+        refused: Counts what found no room, where nobody else does.
+        """
+        self._page = cache.page_size
+        self._clock = CopyClock(cache.cache_controller.l2_transfer_engine, stream)
+        self._make_route: Callable[[str], Route] = lambda timing: probe.route(source, destination, timing=timing)
+        self._routes: dict[str, Route] = {}
+        self._usual = self._route(TimingSource.DEVICE_EVENT if self._clock.ticks else TimingSource.WALL_CLOCK)
+        self._pinned = self._usual.pins()
+        self._queue = self._usual.queue()
+        self._tokens: dict[Any, Counter] = {}
+        riding = {config.pool_name(spec.pool_name) for spec in cache.sidecar_pool_specs}
+        for entry in cache.host_pool_group.entries:
+            if (name := config.pool_name(entry.name)) not in riding:
+                self._pool(name)
+        self._refused = refused
+        self._requested: list[float] = []
+        self._copies: dict[int, _Copy] = {}
+        self._retraction: list[tuple[Any, _Copy, int]] | None = None
+
+    # -- what SGLang does, in its order --------------------------------------------------------------------------------
+
+    def requested(self) -> Finish:
+        """Says that a copy is asked for; returns what hears whether there was room for it."""
+        self._requested.append(time.monotonic())
+        return self._answered
+
+    def _answered(self, slots: Any, error: BaseException | None) -> None:
+        if slots is not None:
+            return
+        if self._requested:
+            self._requested.pop()
+        if error is None and self._refused is not None:
+            self._refused.add(1)
+
+    def submitting(self, transfers: list[Any]) -> Finish:
+        """Says that a copy is put on its stream; returns what hears how that went."""
+        now = time.monotonic()
+        if self._retraction is None:
+            for since in self._requested:
+                self._queue.record(now - since)
+            self._requested.clear()
+        begun = self._clock.begin()
+
+        def submitted(completion: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self._usual.failures(type(error).__name__).add(1)
+                return
+            blocks = len(transfers[0].host_indices) // self._page if transfers else 0
+            copy = _Copy(now, self._clock.end(begun), blocks)
+            self._usual.active.add(1)
+            self._pinned.add(blocks)
+            if self._retraction is None:
+                self._copies[id(completion.finish_event)] = copy
+            else:
+                self._retraction.append((completion, copy, _bytes(transfers)))
+
+        return submitted
+
+    def acknowledged(self, ack: Any) -> None:
+        """Counts a copy that the scheduler found done; it has waited for the events."""
+        copy = self._copies.pop(id(ack.finish_event), None)
+        self._done(ack, copy, ack.num_bytes, ack.num_tokens_by_pool or {})
+
+    def retracting(self, backup: Any = None) -> Finish:
+        """Says that a retracted request is copied; returns what hears how that went.
+
+        Args:
+            backup: What is copied back, where it is; else the result says what was copied.
+        """
+        self._retraction = []
+
+        def copied(result: Any, error: BaseException | None) -> None:
+            copies, self._retraction = self._retraction or [], None
+            for completion, copy, moved in copies:
+                if error is not None:
+                    self._usual.failures(type(error).__name__).add(1)
+                    self._left(copy)
+                else:
+                    self._done(completion, copy, moved, _tokens_by_pool(backup or result))
+
+        return copied
+
+    def reset(self) -> None:
+        """Says that the cache has forgotten what was asked for and what is under way."""
+        self._requested.clear()
+        if self._copies:
+            self._usual.failures(RESET).add(len(self._copies))
+            for copy in self._copies.values():
+                self._left(copy)
+            self._copies.clear()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _done(self, timed: Any, copy: _Copy | None, moved: int, tokens: dict[Any, int]) -> None:
+        if timed.timing_enabled:
+            route = self._route(TimingSource.DEVICE_EVENT)
+            route.timed(timed.start_event, timed.finish_event)
+        elif copy is not None and copy.pair is not None:
+            route = self._route(TimingSource.DEVICE_EVENT)
+            route.timed(*copy.pair)
+        else:
+            route = self._route(TimingSource.WALL_CLOCK)
+            if copy is not None:
+                route.duration.record(time.monotonic() - copy.submitted)
+        route.moved.add(moved)
+        route.finished.add(1)
+        for pool, count in tokens.items():
+            self._pool(pool).add(count)
+        if copy is not None:
+            self._left(copy)
+
+    def _left(self, copy: _Copy) -> None:
+        self._usual.active.add(-1)
+        self._pinned.add(-copy.blocks)
+
+    def _route(self, timing: str) -> Route:
+        route = self._routes.get(timing)
+        if route is None:
+            route = self._routes[timing] = self._make_route(timing)
+        return route
+
+    def _pool(self, name: Any) -> Counter:
+        counter = self._tokens.get(name)
+        if counter is None:
+            counter = self._tokens[name] = self._usual.tokens(config.pool(name))
+        return counter
+
+
+def _bytes(transfers: list[Any]) -> int:
+    # A draft that is packed into another pool's rows travels with them and is in their size.
+    return sum(
+        len(transfer.host_indices) * transfer.host_pool.size_per_token
+        for transfer in transfers
+        if not getattr(transfer, "is_draft", False)
+    )
+
+
+def _tokens_by_pool(backup: Any) -> dict[Any, int]:
+    tokens = {"kv": len(backup.host_indices)}
+    for transfer in backup.pool_transfers or ():
+        if transfer.indices_from_pool is None and transfer.host_indices is not None:
+            name = config.pool_name(transfer.name)
+            tokens[name] = tokens.get(name, 0) + len(transfer.host_indices)
+    return tokens
