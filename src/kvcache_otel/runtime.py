@@ -143,5 +143,5 @@ def _attached(point: HookPoint) -> Callable[[], int | None]:
     return lambda: None if point.state == "waiting" else int(point.state == "attached")
 
 
-def _errors(point: HookPoint) -> Callable[[], int]:
-    return lambda: point.errors
+def _errors(point: HookPoint) -> Callable[[], int | None]:
+    return lambda: None if point.state == "waiting" else point.errors

@@ -573,6 +573,15 @@ TRANSFER_TOKENS: Final = MetricSpec(
     attributes=(KVCACHE_SOURCE_TIER, KVCACHE_DESTINATION_TIER, KVCACHE_POOL),
 )
 
+TRANSFER_POOL_IO: Final = MetricSpec(
+    name="kvcache.transfer.pool.io",
+    instrument="counter",
+    unit="By",
+    brief="Bytes of one pool moved between two tiers, where the engine tells its pools apart. Fold: add the ranks.",
+    fold="sum",
+    attributes=(KVCACHE_SOURCE_TIER, KVCACHE_DESTINATION_TIER, KVCACHE_POOL),
+)
+
 TRANSFER_OPERATIONS: Final = MetricSpec(
     name="kvcache.transfer.operations",
     instrument="counter",
@@ -950,6 +959,7 @@ METRICS: Final[Mapping[str, MetricSpec]] = {
         TRANSFER_QUEUE_DURATION,
         TRANSFER_IO,
         TRANSFER_TOKENS,
+        TRANSFER_POOL_IO,
         TRANSFER_OPERATIONS,
         TRANSFER_ACTIVE,
         TRANSFER_ACTIVE_BLOCKS,

@@ -61,7 +61,14 @@ Rows = dict[str, dict[str, Any]]
 
 def all_of_route(probe: CacheProbe) -> Any:
     route = probe.route("host", "disk", name="1:fs", timing="engine_report")
-    return route, route.failures("TimeoutError"), route.queue(), route.tokens("kv"), route.pins()
+    return (
+        route,
+        route.failures("TimeoutError"),
+        route.queue(),
+        route.tokens("kv"),
+        route.pool_moved("kv"),
+        route.pins(),
+    )
 
 
 def all_of_prefetches(probe: CacheProbe) -> Any:
@@ -120,6 +127,7 @@ WORDS: dict[str, tuple[Word, Rows]] = {
             "kvcache.transfer.queue.duration": {"host disk 1:fs": EMPTY},
             "kvcache.transfer.io": {"host disk 1:fs engine_report": 0},
             "kvcache.transfer.tokens": {"host disk kv": 0},
+            "kvcache.transfer.pool.io": {"host disk kv": 0},
             "kvcache.transfer.operations": {"host disk 1:fs": 0, "host disk 1:fs TimeoutError": 0},
             "kvcache.transfer.active": {"host disk 1:fs": 0},
             "kvcache.transfer.active.blocks": {"host disk 1:fs": 0},

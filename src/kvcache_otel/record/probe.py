@@ -283,8 +283,15 @@ class Route:
 
     def tokens(self, pool: str) -> Counter:
         """Returns the counter of tokens moved of one pool."""
+        return self._probe.counter(semconv.TRANSFER_TOKENS, self._of_pool(pool))
+
+    def pool_moved(self, pool: str) -> Counter:
+        """Returns the counter of bytes moved of one pool, a part of `moved`."""
+        return self._probe.counter(semconv.TRANSFER_POOL_IO, self._of_pool(pool))
+
+    def _of_pool(self, pool: str) -> Labels:
         labels = {key: value for key, value in self._labels.items() if key != semconv.KVCACHE_TIER_NAME}
-        return self._probe.counter(semconv.TRANSFER_TOKENS, {**labels, semconv.KVCACHE_POOL: pool})
+        return {**labels, semconv.KVCACHE_POOL: pool}
 
     def pins(self) -> Level:
         """Returns the level of blocks that active transfers pin, for an engine that knows it; 0 from now on."""

@@ -72,6 +72,11 @@ def storage(controller: Any) -> tuple[str, str]:
     return (Tier.DISK if kind == _ON_DISK else Tier.EXTERNAL), kind
 
 
+def is_sharded(controller: Any) -> bool:
+    """Whether the ranks share the tokens among them, so that one copies fewer than it counts."""
+    return bool(getattr(controller, "is_kv_sharded", False))
+
+
 class StorageFacts(NamedTuple):
     """What a version of SGLang tells of a cache's storage; what it does not has no rows.
 

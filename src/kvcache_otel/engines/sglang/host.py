@@ -30,7 +30,9 @@ class HostRows:
         """
         self._probe = probe
         self._page = cache.page_size
-        self._pools = [_pool(probe, entry) for entry in cache.host_pool_group.entries]
+        self._entries, self._riders = cache.host_pool_group.entries, cache.sidecar_pool_specs
+        self._pools: list[PoolRows] = []
+        self._known = (0, 0)
         self._resident = probe.resident(Tier.HOST, View.HELD)
         self._block_size = probe.block_size(Tier.HOST)
         self._block_size.set(self._page)
@@ -100,8 +102,19 @@ class HostRows:
 
     def settle(self) -> None:
         """Takes over what the pools hold."""
+        if self._known != (len(self._entries), len(self._riders)):
+            self._learn()
         for pool in self._pools:
             pool.settle()
+
+    def _learn(self) -> None:
+        """Makes the rows of the pools that there are now; some come when the cache has been built."""
+        self._known = (len(self._entries), len(self._riders))
+        riders = {config.pool_name(spec.pool_name) for spec in self._riders}
+        # A pool that rides on another's slots gives none away, and is as full as that one; its own number would be 0.
+        self._pools = [
+            _pool(self._probe, entry) for entry in self._entries if config.pool_name(entry.name) not in riders
+        ]
 
     def _hold(self) -> None:
         self._resident.set(self._held // self._page)

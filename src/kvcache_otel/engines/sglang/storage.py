@@ -57,7 +57,8 @@ class StorageRows:
             asked = len(operation.hash_value)
             cancelled = pages < asked and operation.is_terminated()
             self._reads.ended(began, pages, asked, error, cancelled=cancelled)
-            self._reads.moved(pages * self._page, pages * self._page * self._bytes_per_token(operation))
+            tokens = pages * self._page
+            self._reads.moved(tokens, self._token_bytes, tokens * self._bytes_per_token(operation))
 
         return read
 
@@ -89,7 +90,8 @@ class StorageRows:
         def written(_: Any, error: BaseException | None) -> None:
             tokens, asked = operation.completed_tokens, len(operation.hash_value)
             self._writes.ended(began, tokens // self._page, asked, error)
-            self._writes.moved(tokens, tokens * self._bytes_per_token(operation) + self._written_besides(operation))
+            size = tokens * self._bytes_per_token(operation) + self._written_besides(operation)
+            self._writes.moved(tokens, self._token_bytes, size)
 
         return written
 
@@ -106,9 +108,13 @@ class StorageRows:
         if self.prefetches is not None:
             self.prefetches.abandoned()
 
+    @property
+    def _token_bytes(self) -> int:
+        return self._group.anchor_entry.host_pool.size_per_token
+
     def _bytes_per_token(self, operation: Any) -> int:
         """Of the pool of keys and values, and of those that ride on its pages."""
-        size = self._group.anchor_entry.host_pool.size_per_token
+        size = self._token_bytes
         for transfer in getattr(operation, "pool_transfers", None) or ():
             if config.pool_name(transfer.indices_from_pool) == Pool.KV:
                 entry = self._entry(transfer.name)
@@ -142,7 +148,7 @@ class _Way:
     def __init__(self, route: Route) -> None:
         self.route = route
         self._queue = route.queue()
-        self._tokens = route.tokens(Pool.KV)
+        self._tokens, self._of_pool = route.tokens(Pool.KV), route.pool_moved(Pool.KV)
         self._partial = route.failures(PARTIAL)
         self._cancelled = route.failures(CANCELLED)
         self._failed = route.failures(ErrorType.OTHER)
@@ -169,6 +175,7 @@ class _Way:
         else:
             (self._partial if pages else self._failed).add(1)
 
-    def moved(self, tokens: int, size: int) -> None:
+    def moved(self, tokens: int, token_bytes: int, size: int) -> None:
         self._tokens.add(tokens)
+        self._of_pool.add(tokens * token_bytes)
         self.route.moved.add(size)

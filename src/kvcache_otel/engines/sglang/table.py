@@ -14,8 +14,8 @@ NAME = "SGLang"
 # How a hook gets into its place.
 PLACE = place
 
-# Versions read by eye and by `tests/engines/sglang`: every hook is there from the first of FULL on, but for two that
-# tell nothing more before they came.
+# Versions read by eye and by `tests/engines/sglang`. Before the first of FULL SGLang does things that no hook can see;
+# from it on, a hook is missing only where SGLang does nothing of the kind yet.
 SUPPORTED = ("0.5.18", "0.5.23")
 FULL = ("0.5.20", "0.5.23")
 
@@ -109,7 +109,7 @@ HOOKS: tuple[Hook, ...] = (
         name="adder.admitted",
         target=f"{_MANAGERS}.schedule_policy:PrefillAdder._account_prefill_cache_admission",
         body="admitted",
-        fact="prompt tokens by the tier that served them, as soon as a request is admitted",
+        fact="nothing: the hook adder.budget tells prompt tokens by tier there",
         since="0.5.20",
     ),
     # Losing.
@@ -346,8 +346,6 @@ LIMITS: tuple[tuple[str, str], ...] = (
     ("how full a storage backend is, and what it evicts", ""),
     ("whether what the host tier evicts is in storage", ""),
     ("block lookups in any tier; what storage had is in kvcache.prefetch.hit.tokens", ""),
-    ("bytes between device and host by pool: SGLang sums them", ""),
+    ("bytes of sidecars, which ride on another pool's slots, by pool; they are in kvcache.transfer.io", ""),
     ("caches other than UnifiedRadixCache", ""),
-    ("copies of retracted requests: SGLang makes none through HiCache before 0.5.21", "0.5.21"),
-    ("what storage said it had and what became of it: SGLang does not tell before 0.5.20", "0.5.20"),
 )

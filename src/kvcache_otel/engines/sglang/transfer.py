@@ -68,7 +68,8 @@ class DirectionRows:
         self._usual = self._route(TimingSource.DEVICE_EVENT if self._clock.ticks else TimingSource.WALL_CLOCK)
         self._pinned = self._usual.pins()
         self._queue = self._usual.queue()
-        self._tokens: dict[Any, Counter] = {}
+        self._pools: dict[str, _PoolRows] = {}
+        self._host_pools = None if config.is_sharded(cache.cache_controller) else cache.host_pool_group.entries
         riding = {config.pool_name(spec.pool_name) for spec in cache.sidecar_pool_specs}
         for entry in cache.host_pool_group.entries:
             if (name := config.pool_name(entry.name)) not in riding:
@@ -165,8 +166,8 @@ class DirectionRows:
                 route.duration.record(time.monotonic() - copy.submitted)
         route.moved.add(moved)
         route.finished.add(1)
-        for pool, count in tokens.items():
-            self._pool(pool).add(count)
+        for name, count in tokens.items():
+            self._pool(name).add(count)
         if copy is not None:
             self._left(copy)
 
@@ -180,11 +181,32 @@ class DirectionRows:
             route = self._routes[timing] = self._make_route(timing)
         return route
 
-    def _pool(self, name: Any) -> Counter:
-        counter = self._tokens.get(name)
-        if counter is None:
-            counter = self._tokens[name] = self._usual.tokens(config.pool(name))
-        return counter
+    def _pool(self, name: str) -> _PoolRows:
+        rows = self._pools.get(name)
+        if rows is None:
+            entries = (entry for entry in self._host_pools or () if config.pool_name(entry.name) == name)
+            host_pool = next((entry.host_pool for entry in entries), None)
+            rows = self._pools[name] = _PoolRows(self._usual, config.pool(name), host_pool)
+        return rows
+
+
+class _PoolRows:
+    """What is copied of one pool."""
+
+    def __init__(self, route: Route, pool: str, host_pool: Any) -> None:
+        """Args:
+        route: The direction.
+        pool: The catalogue's name of the pool.
+        host_pool: SGLang's; None where a rank copies a part of the tokens that it counts.
+        """
+        self._tokens = route.tokens(pool)
+        self._moved = None if host_pool is None else route.pool_moved(pool)
+        self._host_pool: Any = host_pool
+
+    def add(self, tokens: int) -> None:
+        self._tokens.add(tokens)
+        if self._moved is not None:
+            self._moved.add(tokens * self._host_pool.size_per_token)
 
 
 def _bytes(transfers: list[Any]) -> int:
