@@ -8,7 +8,9 @@ PYTHON := $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 	$(shell $(name) -c '$(supported)' >/dev/null 2>&1 && echo $(name))))
 endif
 
-ENGINE ?= vllm
+# Each has an environment in tools/engine_env.py and a folder in tests/engines. ENGINE=vllm restricts test-engines to one.
+ENGINES := vllm sglang
+ENGINE ?= $(ENGINES)
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
@@ -17,7 +19,9 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-engines check generate bench clean python
+# One engine at a time: each takes what memory there is, and some of their tests wait for deadlines.
+.NOTPARALLEL:
+.PHONY: help venv demo test test-engines $(ENGINES:%=test-%) check generate bench clean python
 
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -40,11 +44,15 @@ demo: $(INSTALLED) ## Run a real vLLM with three cache tiers on the CPU, and see
 	@python="$$($(BIN)/python tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu.demo $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that need no engine
-	$(BIN)/python -m pytest -m 'not engine' --ignore=tests/engines/vllm $(ARGS)
+	$(BIN)/python -m pytest -m 'not engine' $(ENGINES:%=--ignore=tests/engines/%) $(ARGS)
 
-test-engines: $(INSTALLED) ## Run the tests against a real engine, in its own environment (3.3 GB at first)
-	@python="$$($(BIN)/python tools/engine_env.py $(ENGINE))" && set -x \
-	  && KVCACHE_OTEL_REQUIRE=$(ENGINE),prometheus,otlp "$$python" -m pytest -m engine $(ARGS)
+test-engines: $(ENGINE:%=test-%) ## Run the tests against real engines, each in its own environment (6 GB at first)
+
+# Not the folders of the other engines: they cannot even be imported here.
+$(ENGINES:%=test-%): test-%: $(INSTALLED)
+	@python="$$($(BIN)/python tools/engine_env.py $*)" && set -x \
+	  && KVCACHE_OTEL_REQUIRE=$*,prometheus,otlp "$$python" -m pytest -m engine \
+	  $(patsubst %,--ignore=tests/engines/%,$(filter-out $*,$(ENGINES))) $(ARGS)
 
 check: $(INSTALLED) ## Check format, lint, types, and that what is generated fits the catalogue
 	$(BIN)/ruff format --check
@@ -55,9 +63,10 @@ check: $(INSTALLED) ## Check format, lint, types, and that what is generated fit
 generate: $(INSTALLED) ## Generate code, documentation and dashboards from the catalogue
 	$(BIN)/python tools/generate.py
 
-bench: $(INSTALLED) ## Run the benchmarks; the second one needs a real engine
+bench: $(INSTALLED) ## Run the benchmarks; all but the first need a real engine
 	$(BIN)/python -m benchmarks.bench_hot_path $(ARGS)
 	@python="$$($(BIN)/python tools/engine_env.py vllm)" && set -x && "$$python" -m benchmarks.bench_vllm_manager $(ARGS)
+	@python="$$($(BIN)/python tools/engine_env.py sglang)" && set -x && "$$python" -m benchmarks.bench_sglang_cache $(ARGS)
 
 clean: ## Remove .venv; engine environments stay in their cache
 	rm -rf .venv
