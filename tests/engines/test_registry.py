@@ -574,3 +574,47 @@ def test_no_two_hooks_of_the_table_are_on_one_function() -> None:
     """A place is one hook's."""
     targets = [hook.target for hook in fake_engine.table("sglang").HOOKS]
     assert len(set(targets)) == len(targets)
+
+
+# -- SGLang's wrapper out of the way -----------------------------------------------------------------------------------
+
+
+def test_a_hook_that_is_alone_is_called_without_sglangs_wrapper(hook: Callable[..., HookSet], seen: Seen) -> None:
+    original = core().Cache.lookup
+    made: list[HookSet] = []
+    load(lambda: made.append(hook("Cache.lookup")))
+    cache = core().Cache()
+    assert [cache.lookup(number) for number in range(3)] == [0, 2, 4]
+    assert len(seen.calls) == 3
+    stand_in = vars(core().Cache)["lookup"]
+    assert stand_in.__wrapped__ is original
+    assert stand_in.__code__.co_filename == importlib.import_module("kvcache_otel.engines.hooks").__file__
+    made[0].detach()
+    assert cache.lookup(4) == 8
+    again = hook("Cache.lookup")
+    assert [cache.lookup(number) for number in range(3)] == [0, 2, 4]
+    assert len(seen.calls) == 6
+    assert (again.points[0].state, len(registered())) == ("attached", 1)
+
+
+def test_a_hook_that_is_not_alone_leaves_the_chain_as_it_is(hook: Callable[..., HookSet], seen: Seen) -> None:
+    core()
+    load(lambda: hook("Cache.lookup"), registering(TARGET, adding(100)))
+    chain = vars(core().Cache)["lookup"]
+    assert [core().Cache().lookup(4) for _ in range(3)] == [108] * 3
+    assert vars(core().Cache)["lookup"] is chain
+    assert len(seen.calls) == 3
+
+
+def test_a_hook_that_somebody_has_wrapped_goes_around_that(hook: Callable[..., HookSet], seen: Seen) -> None:
+    core()
+    made: list[HookSet] = []
+    load(lambda: made.append(hook("Cache.lookup")))
+    cache = core().Cache()
+    cache.lookup(4)
+    ours = core().Cache.lookup
+    core().Cache.lookup = lambda self, number: ours(self, number) + 1
+    made[0].detach()
+    hook("Cache.lookup")
+    assert cache.lookup(4) == 9
+    assert seen.calls[1:] == [(9, cache, 4)]

@@ -150,6 +150,12 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == THREAD]
 
 
+@pytest.fixture(autouse=True)
+def naps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the thread sleep as soon as there is nothing to ask, and not look again for a while first."""
+    monkeypatch.setattr(timing, "NAPS", 0)
+
+
 @pytest.fixture
 def make() -> Generator[Callable[..., Device]]:
     devices: list[Device] = []
@@ -452,6 +458,20 @@ def test_the_thread_sleeps_while_there_is_nothing_to_ask(device: Device, rounds:
     assert len(rounds) == done
     device.copy(1.0)
     wait_until(lambda: device.samples == 2)
+
+
+def test_while_pairs_keep_coming_nobody_is_woken(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "NAPS", 50)
+    device.copy(1.0)
+    assert device.settled()
+    assert not threads_asleep(device)
+    woken: list[None] = []
+    monkeypatch.setattr(device.harvester._reader, "wake", lambda: woken.append(None))
+    for copies in range(2, 5):
+        device.copy(1.0)
+        wait_until(lambda copies=copies: device.samples == copies)
+    assert not woken
+    monkeypatch.undo()
 
 
 def test_a_copy_that_takes_long_is_asked_less_and_less_often(device: Device) -> None:

@@ -1,7 +1,7 @@
 """Device time: pairs of events around a copy, whose distance is read when the device is done, by nobody who waits.
 
 The engine's thread hands a pair over and goes on. A thread of ours asks the second event now and then whether it is
-done, and only then how far apart the two are; it sleeps while there is nothing to ask.
+done, and only then how far apart the two are; where no pair has come for a while it sleeps until one does.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ DEADLINE_S = 60.0
 # Between two rounds of asking, the first and the longest. Nobody is in a hurry: a reader comes every few seconds.
 SHORTEST_S = 0.001
 LONGEST_S = 0.020
+
+# To wake a thread costs the engine's own ten microseconds, and more where both then want the interpreter. While pairs
+# keep coming nobody is woken, therefore: they are looked for this often, and only after so many looks in vain the
+# reader sleeps until it is called.
+NAP_S = 0.1
+NAPS = 50
 
 # Asking an event takes a microsecond or two, so one round holds the interpreter for less than a millisecond.
 PER_ROUND = 256
@@ -276,7 +282,7 @@ class _Reader:
             self.ended = self.asleep = True
 
     def _rounds(self) -> None:
-        pause = SHORTEST_S
+        pause, naps = SHORTEST_S, 0
         while True:
             asked, stopped = self._asked, self._stopped
             everything = stopped is not None or asked > self._answered
@@ -286,10 +292,13 @@ class _Reader:
                 return
             if self.left:
                 self._bell.acquire(timeout=pause)
-                pause = min(2 * pause, LONGEST_S)
+                pause, naps = min(2 * pause, LONGEST_S), 0
+            elif naps < NAPS:
+                self._bell.acquire(timeout=NAP_S)
+                pause, naps = SHORTEST_S, naps + 1 if self._is_empty() else 0
             else:
                 self._sleep()
-                pause = SHORTEST_S
+                naps = 0
 
     def _sleep(self) -> None:
         self.asleep = True

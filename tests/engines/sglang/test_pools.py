@@ -113,7 +113,8 @@ def rows(recorder: Recorder) -> Rows:
 
 
 def test_every_pool_of_the_device(probe: CacheProbe, rows: Rows) -> None:
-    device = DeviceRows(probe, FakeCache())
+    cache = FakeCache()
+    device = DeviceRows(probe, cache)
     device.settle()
     for pool, limit, free, evictable in (("kv", 128, 100, 16), ("swa", 40, 30, 8), ("mamba", 10, 6, 2)):
         where = {"tier": "device", "pool": pool}
@@ -122,9 +123,20 @@ def test_every_pool_of_the_device(probe: CacheProbe, rows: Rows) -> None:
         assert rows.value(semconv.USAGE, **where, state="evictable") == evictable
         assert rows.value(semconv.USAGE, **where, state="used") == limit - free - evictable
     assert rows.value(semconv.RESIDENT_BLOCKS, tier="device", view="held") == (16 + 4) // PAGE
-    device.evicted_besides(SimpleNamespace(swa_num_tokens_evicted=12, mamba_num_evicted=3))
-    assert rows.value(semconv.EVICTION_TOKENS, tier="device", pool="swa") == 12
-    assert rows.value(semconv.EVICTION_TOKENS, tier="device", pool="mamba") == 3
+    full, swa, mamba = cache.tree_components
+    tracker = {full: 0, swa: 0, mamba: 0}
+    ended = device.eviction(tracker)
+    tracker.update({swa: 12, mamba: 3})
+    ended(None, None)
+    passes = rows.histogram(semconv.EVICTION_DURATION, tier="device")
+    assert passes is not None
+    assert sum(passes.read()[0]) == 0  # As SGLang counts them: by what was freed of full attention.
+    ended = device.eviction(tracker)
+    tracker.update({full: 8, swa: 0, mamba: 0})
+    ended(None, None)
+    assert sum(passes.read()[0]) == 1
+    for pool, tokens in (("kv", 8), ("swa", 12), ("mamba", 3)):
+        assert rows.value(semconv.EVICTION_TOKENS, tier="device", pool=pool) == tokens
 
 
 def test_every_pool_of_the_host_but_those_that_ride(probe: CacheProbe, rows: Rows) -> None:
@@ -143,22 +155,23 @@ def test_every_pool_of_the_host_but_those_that_ride(probe: CacheProbe, rows: Row
     assert rows.value(semconv.LIMIT, tier="host", pool="indexer") is None
 
 
-def test_what_the_host_frees_is_evicted_only_while_it_evicts(probe: CacheProbe, rows: Rows) -> None:
+def test_what_the_host_holds_and_what_it_evicts(probe: CacheProbe, rows: Rows) -> None:
     cache = FakeCache()
     host = HostRows(probe, cache)
-    full, swa, _ = cache.tree_components
+    full, swa, mamba = cache.tree_components
     host.backup_began("node", [0] * 12, 12)
     assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 0
-    host.backup_done("node")
+    host.backup_done(["node", "of another cache"])
+    host.hold()
     assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 3
-    host.freed({full: [range(4)], swa: [range(8)]})
+    host.freed([range(4), range(4)])
+    host.hold()
     assert rows.total(semconv.EVICTION_TOKENS) == 0
-    done = host.eviction()
-    host.freed({full: [range(4), range(0)], swa: [range(3), range(2)]})
-    done(None, None)
+    assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 1
+    host.evicted({full: 4, swa: 5, mamba: 0})
     assert rows.value(semconv.EVICTION_TOKENS, tier="host", pool="kv") == 4
     assert rows.value(semconv.EVICTION_TOKENS, tier="host", pool="swa") == 5
-    assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 1
+    assert rows.value(semconv.EVICTION_TOKENS, tier="host", pool="mamba") == 0
 
 
 def test_bytes_of_a_retracted_request_count_every_pool_once(probe: CacheProbe, rows: Rows) -> None:

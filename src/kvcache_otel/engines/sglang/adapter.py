@@ -86,7 +86,7 @@ class SglangAdapter:
         if rows is not None and rows.published is not None:
             if events:
                 rows.published.apply(events)
-            rows.device.hold()
+            rows.hold()
 
     def cache_reset(self, _: None, cache: Any) -> None:
         """`_reset_full`; SGLang calls it once before there are rows."""
@@ -104,27 +104,15 @@ class SglangAdapter:
 
     # -- losing --------------------------------------------------------------------------------------------------------
 
-    def inserted(self, _: Any, cache: Any, *__: Any, **___: Any) -> None:
-        """`insert`: the tree holds more, or the same."""
+    def evicting(self, cache: Any, request_by_type: Any, tracker: dict[Any, int], *_: Any, **__: Any) -> Finish | None:
+        """`_evict_components`: one eviction pass, which counts what it frees in its tracker."""
         rows = _rows(cache)
-        if rows is not None:
-            rows.device.hold()
-
-    def eviction_passed(self, _: None, cache: Any, num_evicted: int, start_time: float) -> None:
-        """`update_eviction_metrics`: called at the end of each pass, whether SGLang's metrics are on or not."""
-        rows = _rows(cache)
-        if rows is not None:
-            rows.device.pass_done(num_evicted, start_time)
-            rows.device.hold()
-
-    def evicted(self, result: Any, cache: Any, *_: Any, **__: Any) -> None:
-        """`_evict`: what a pass freed in pools beside that of full attention."""
-        rows = _rows(cache)
-        if rows is not None:
-            rows.device.evicted_besides(result)
+        return rows.device.eviction(tracker) if rows is not None else None
 
     def dropped(self, _: None, cache: Any, dropped_tokens: Any, reason: Any) -> None:
         """`_record_dropped_tokens`, mostly of none. Before 0.5.20 it is given what was freed before and after."""
+        if dropped_tokens == 0:
+            return
         rows = _rows(cache)
         if rows is None:
             return
@@ -134,17 +122,17 @@ class SglangAdapter:
             for component, freed in dropped_tokens.items():
                 rows.device.dropped(freed - reason[component], Reason.HOST_PRESSURE, config.pool_of(component))
 
-    def host_evicting(self, cache: Any, *_: Any, **__: Any) -> Finish | None:
-        """`evict_host`."""
-        host = _host(cache)
-        return host.eviction() if host is not None else None
+    def host_evicted(self, result: Any, core: Any, *_: Any, **__: Any) -> None:
+        """`drive_host_eviction` of either tree core."""
+        host = _host(core)
+        if host is not None:
+            host.evicted(result.tracker)
 
-    def host_freed(self, cache: Any, host_frees: dict[Any, Any]) -> None:
-        """`_drain_host_frees`, before it takes the slots out of its argument."""
-        if host_frees:
-            host = _host(cache)
-            if host is not None:
-                host.freed(host_frees)
+    def host_freed(self, component: Any, host_values: list[Any]) -> None:
+        """`FullComponent.free_host_values`: every slot of full attention that the tree gives up."""
+        host = _host(component.cache)
+        if host is not None:
+            host.freed(host_values)
 
     def store_dropped(self, _: None, pipeline: Any, num_tokens: int) -> None:
         """`BufferModePipeline._log_backup_dropped`: backups that host memory had no room for, or that came too late."""
@@ -156,25 +144,17 @@ class SglangAdapter:
 
     def backup_allocated(self, slots: Any, cache: Any, node_id: Any, device_value: Any, *_: Any, **__: Any) -> None:
         """`_execute_kv_backup`: a node's copy has got its slots, or there were none."""
-        host = _host(cache)
-        if host is not None:
-            host.backup_began(node_id, slots, len(device_value))
-
-    def backup_published(self, _: None, cache: Any, ack_id: Any) -> None:
-        """`_finish_write_through_ack`: the copy of a node, and of what it was split into since, is there."""
-        host = _host(cache)
-        if host is not None:
-            host.backup_done(ack_id)
-
-    def backup_requested(self, controller: Any, *_: Any, **__: Any) -> Finish | None:
-        """`HybridCacheController.write`."""
-        rows = _rows(controller)
-        return rows.backup.requested() if rows is not None and rows.backup is not None else None
+        rows = _rows(cache)
+        if rows is not None and rows.host is not None and rows.backup is not None:
+            rows.host.backup_began(node_id, slots, len(device_value))
+            # Before 0.5.21 it is on its stream by now.
+            if slots is not None and cache.cache_controller.write_queue:
+                rows.backup.requested()
 
     def load_back_requested(self, controller: Any, *_: Any, **__: Any) -> Finish | None:
         """`HybridCacheController.load`."""
         rows = _rows(controller)
-        return rows.load_back.requested() if rows is not None and rows.load_back is not None else None
+        return rows.load_back.requesting() if rows is not None and rows.load_back is not None else None
 
     def backup_submitted(self, engine: Any, transfers: list[Any], *_: Any, **__: Any) -> Finish | None:
         """`submit_device_to_host`."""
@@ -189,7 +169,8 @@ class SglangAdapter:
     def backup_acknowledged(self, _: None, cache: Any, ack: Any) -> None:
         """`_log_write_ack_metrics`: called whether SGLang's metrics are on or not, after it has waited for the copy."""
         rows = _rows(cache)
-        if rows is not None and rows.backup is not None:
+        if rows is not None and rows.host is not None and rows.backup is not None:
+            rows.host.backup_done(ack.node_ids)
             rows.backup.acknowledged(ack)
 
     def load_backs_checked(self, cache: Any, *_: Any, **__: Any) -> Finish | None:

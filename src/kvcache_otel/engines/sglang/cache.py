@@ -98,8 +98,14 @@ class CacheRows:
             if tokens != counted:
                 self._served.tier(tier).add(tokens - counted)
 
+    def hold(self) -> None:
+        """Takes over how many blocks the tree holds in each tier."""
+        self.device.hold()
+        if self.host is not None:
+            self.host.hold()
+
     def settle(self) -> None:
-        """Takes over what the tiers hold."""
+        """Takes over what the tiers hold, blocks and pools."""
         self.device.settle()
         if self.host is not None:
             self.host.settle()

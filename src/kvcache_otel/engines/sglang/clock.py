@@ -13,6 +13,9 @@ class CopyClock:
 
     SGLang does that itself wherever its device's events can be timed, and then there is nothing to do. Otherwise ours
     are tried once: a device whose events cannot be timed has no device time.
+
+    Attributes:
+        ticks: Whether copies will have a device time, by SGLang's events or by ours.
     """
 
     def __init__(self, transfer_engine: Any, stream: str) -> None:
@@ -23,23 +26,16 @@ class CopyClock:
         self._engine = transfer_engine
         self._stream = stream
         self._module: Any = importlib.import_module(_MODULE)
-        self._ours = True
-
-    @property
-    def ticks(self) -> bool:
-        """Whether copies will have a device time, by SGLang's events or by ours."""
-        return self._sglang_times() or self._event() is not None
+        theirs = self._sglang_times()
+        self._ours = not theirs
+        self.ticks: bool = theirs or self._event() is not None
 
     def begin(self) -> Any:
         """Records an event before a copy; returns None where SGLang does so, or nobody can."""
-        if not self._ours or self._sglang_times():
-            return None
-        return self._recorded()
+        return self._recorded() if self._ours else None
 
     def end(self, begun: Any) -> tuple[Any, Any] | None:
-        """Records an event after the copy; returns both, or None where there was no first."""
-        if begun is None:
-            return None
+        """Records an event after the copy; returns it with the one before, or None where that failed."""
         ended = self._recorded()
         return None if ended is None else (begun, ended)
 

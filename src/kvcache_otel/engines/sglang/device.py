@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from kvcache_otel.engines.sglang import config
 from kvcache_otel.engines.sglang.pools import PoolRows
 from kvcache_otel.semconv import Pool, Tier, View
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from kvcache_otel.record.cells import Counter
     from kvcache_otel.record.probe import CacheProbe
+
+    Finish = Callable[[Any, BaseException | None], None]
 
 
 class DeviceRows:
@@ -28,16 +33,13 @@ class DeviceRows:
         self._resident = probe.resident(Tier.DEVICE, View.HELD)
         self._block_size = probe.block_size(Tier.DEVICE)
         self._block_size.set(self._page)
-        self._evicted = probe.evictions(Tier.DEVICE, Pool.KV)
         self._passes = probe.eviction_passes(Tier.DEVICE)
-        self._pools = [PoolRows(probe, Tier.DEVICE, Pool.KV, *_kv(cache))]
-        self._evicted_besides: dict[str, Counter] = {}
-        if cache.supports_swa():
-            self._pools.append(PoolRows(probe, Tier.DEVICE, Pool.SWA, *_swa(cache)))
-            self._evicted_besides["swa_num_tokens_evicted"] = probe.evictions(Tier.DEVICE, Pool.SWA)
-        if cache.supports_mamba():
-            self._pools.append(PoolRows(probe, Tier.DEVICE, Pool.MAMBA, *_mamba(cache)))
-            self._evicted_besides["mamba_num_evicted"] = probe.evictions(Tier.DEVICE, Pool.MAMBA)
+        self._evicted = {
+            component: probe.evictions(Tier.DEVICE, config.pool_of(component)) for component in cache.tree_components
+        }
+        # A pass counts as one, and is timed, where it frees slots of full attention, by SGLang as well.
+        self._full = next(component for component in cache.tree_components if config.pool_of(component) == Pool.KV)
+        self._pools = list(_pools(probe, cache))
         self._dropped: dict[str, Counter] = {}
 
     def watch_drops(self, reasons: tuple[str, ...]) -> None:
@@ -54,21 +56,22 @@ class DeviceRows:
         for pool in self._pools:
             pool.settle()
 
-    def pass_done(self, tokens: int, started: float) -> None:
-        """Counts one eviction pass. SGLang counts none that freed nothing, and neither do we.
+    def eviction(self, tracker: dict[Any, int]) -> Finish:
+        """Says that an eviction pass begins; returns what hears of its end.
 
         Args:
-            tokens: Slots freed.
-            started: When it began, by `time.perf_counter`.
+            tracker: Where SGLang counts the slots that it frees, by component.
         """
-        if tokens > 0:
-            self._passes.record(time.perf_counter() - started)
-            self._evicted.add(tokens)
+        began = time.perf_counter()
 
-    def evicted_besides(self, result: Any) -> None:
-        """Counts what a pass freed in the pools beside that of full attention."""
-        for name, counter in self._evicted_besides.items():
-            counter.add(getattr(result, name))
+        def ended(_: Any, __: BaseException | None) -> None:
+            if tracker[self._full]:
+                self._passes.record(time.perf_counter() - began)
+            for component, tokens in tracker.items():
+                if tokens:
+                    self._evicted[component].add(tokens)
+
+        return ended
 
     def dropped(self, tokens: int, reason: str, pool: str = Pool.KV) -> None:
         """Counts tokens that were destroyed with no copy left below."""
@@ -77,18 +80,14 @@ class DeviceRows:
             (counter or self._probe.dropped(Tier.DEVICE, pool, reason)).add(tokens)
 
 
-def _kv(cache: Any) -> tuple[Any, ...]:
+def _pools(probe: CacheProbe, cache: Any) -> Iterator[PoolRows]:
     allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
+    size, free = ("size_full", "full_available_size") if cache.supports_swa() else ("size", "available_size")
+    device = Tier.DEVICE
+    yield PoolRows(probe, device, Pool.KV, allocator, size=size, free=free, evictable=core.full_evictable_size)
     if cache.supports_swa():
-        return lambda: allocator.size_full, lambda: allocator.full_available_size(), core.full_evictable_size
-    return lambda: allocator.size, lambda: allocator.available_size(), core.full_evictable_size
-
-
-def _swa(cache: Any) -> tuple[Any, ...]:
-    allocator = cache.token_to_kv_pool_allocator
-    return lambda: allocator.size_swa, lambda: allocator.swa_available_size(), cache.tree_core.swa_evictable_size
-
-
-def _mamba(cache: Any) -> tuple[Any, ...]:
-    allocator = cache.req_to_token_pool.mamba_allocator
-    return lambda: allocator.size, lambda: allocator.available_size(), cache.tree_core.mamba_evictable_size
+        size, free, evictable = "size_swa", "swa_available_size", core.swa_evictable_size
+        yield PoolRows(probe, device, Pool.SWA, allocator, size=size, free=free, evictable=evictable)
+    if cache.supports_mamba():
+        states, evictable = cache.req_to_token_pool.mamba_allocator, core.mamba_evictable_size
+        yield PoolRows(probe, device, Pool.MAMBA, states, size="size", free="available_size", evictable=evictable)

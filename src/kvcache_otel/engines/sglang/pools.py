@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,34 +18,38 @@ class PoolRows:
         probe: CacheProbe,
         tier: str,
         name: str,
-        limit: Callable[[], int],
-        free: Callable[[], int],
+        pool: Any,
+        *,
+        size: str,
+        free: str,
         evictable: Callable[[], int] | None = None,
     ) -> None:
         """Args:
         probe: The cache's probe.
         tier: The tier that the pool belongs to.
         name: The catalogue's name of it.
-        limit: Gives its size, in tokens.
-        free: Gives the slots that hold nothing.
-        evictable: Gives the slots that are free to be evicted; None where SGLang does not tell them from used ones.
+        pool: SGLang's pool, or what allocates in it.
+        size: The attribute of it that says how large it is, in tokens.
+        free: The method of it that says how many slots hold nothing.
+        evictable: Says how many slots are free to be evicted; None where SGLang does not tell them from used ones.
         """
         self._probe = probe
         self._rows = probe.pool(tier, name)
-        self._limit, self._free, self._evictable = limit, free, evictable
+        self._pool, self._size, self._free, self._evictable = pool, size, free, evictable
         self._what = f"the {name} pool of the {tier} tier"
         self._failed = False
 
     def settle(self) -> None:
         """Takes over what the pool holds now. What raises here is the pool's own trouble, and said once."""
-        try:
-            limit, free = self._limit(), self._free()
-            evictable = None if self._evictable is None else self._evictable()
+        pool, evictable = self._pool, self._evictable
+        try:  # By name, and asked anew each time: others may replace them.
+            limit, free = getattr(pool, self._size), getattr(pool, self._free)()
+            held = None if evictable is None else evictable()
         except Exception as error:
             self._unknown(error)
             return
         self._failed = False
-        self._rows.settle(limit, free, evictable)
+        self._rows.settle(limit, free, held)
 
     def _unknown(self, error: Exception) -> None:
         self._rows.forget()

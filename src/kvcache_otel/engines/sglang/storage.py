@@ -22,6 +22,9 @@ PARTIAL = "partial"
 CANCELLED = "cancelled"
 
 
+# Backups whose wait is watched at the same time, at the most.
+WAITING = 4096
+
 # The attribute under which a prefetch carries the pages that were read for it.
 PAGES = "_kvcache_otel_pages"
 
@@ -81,6 +84,8 @@ class StorageRows:
 
     def backup_requested(self, operation_id: int) -> None:
         """Says that a backup waits for its thread."""
+        if len(self._requested) >= WAITING:  # Some versions and ranks never write what they have queued.
+            self._requested.clear()
         self._requested[operation_id] = time.monotonic()
 
     def writing(self, operation: Any) -> Finish:

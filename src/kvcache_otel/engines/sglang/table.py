@@ -1,7 +1,7 @@
 """The SGLang hooks. The functions named here are SGLang's own; `adapter.py` reads what they know.
 
-Whatever both tree cores do is hooked above them, in the cache, which is Python with either. SGLang's collectors are
-left alone: they exist only with ``--enable-metrics``, and may be anybody's.
+What both tree cores do is hooked above them where it can be, in the cache, which is Python with either; and where it is
+done least often. SGLang's collectors are left alone: they exist only with ``--enable-metrics``, and may be anybody's.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ QUIET: dict[str, str] = {}
 _MEM, _MANAGERS = "sglang.srt.mem_cache", "sglang.srt.managers"
 _CACHE = f"{_MEM}.unified_radix_cache:UnifiedRadixCache"
 _CONTROLLER = f"{_MEM}.hybrid_cache.hybrid_cache_controller:HybridCacheController"
+_RUST_CORE = f"{_MEM}.rust_tree_core.adapter:RustUnifiedTreeCore"
 _TRANSFER = f"{_MEM}.l2_transfer:L2TransferEngine"
 
 HOOKS: tuple[Hook, ...] = (
@@ -114,23 +115,11 @@ HOOKS: tuple[Hook, ...] = (
     ),
     # Losing.
     Hook(
-        name="cache.insert",
-        target=f"{_CACHE}.insert",
-        body="inserted",
-        fact="what the device tier holds, until the next step",
-    ),
-    Hook(
-        name="cache.eviction_pass",
-        target=f"{_MEM}.base_prefix_cache:BasePrefixCache.update_eviction_metrics",
-        body="eviction_passed",
-        fact="evictions from the device tier and how long they take",
-    ),
-    Hook(
         name="cache.evict",
-        target=f"{_CACHE}._evict",
-        body="evicted",
-        fact="evictions from the device's pools beside that of full attention",
-        since="0.5.19",
+        target=f"{_CACHE}._evict_components",
+        body="evicting",
+        fact="evictions from the device tier and how long they take",
+        moment="around",
     ),
     Hook(
         name="cache.dropped",
@@ -139,17 +128,23 @@ HOOKS: tuple[Hook, ...] = (
         fact="tokens that are destroyed with no copy left below",
     ),
     Hook(
-        name="cache.evict_host",
-        target=f"{_CACHE}.evict_host",
-        body="host_evicting",
-        fact="evictions from the host tier",
-        moment="around",
+        name="core.evict_host",
+        target=f"{_MEM}.unified_cache.unified_tree_core:UnifiedTreeCore.drive_host_eviction",
+        body="host_evicted",
+        fact="evictions from the host tier, with the Python tree core",
     ),
     Hook(
-        name="cache.free_host",
-        target=f"{_CACHE}._drain_host_frees",
+        name="rust_core.evict_host",
+        target=f"{_RUST_CORE}.drive_host_eviction",
+        body="host_evicted",
+        fact="evictions from the host tier, with the Rust tree core",
+        since="0.5.19",
+    ),
+    Hook(
+        name="component.free_host",
+        target=f"{_MEM}.unified_cache.components:FullComponent.free_host_values",
         body="host_freed",
-        fact="evictions from the host tier, and how many blocks it holds",
+        fact="how many blocks the host tier holds",
         moment="before",
     ),
     Hook(
@@ -164,20 +159,7 @@ HOOKS: tuple[Hook, ...] = (
         name="cache.backup",
         target=f"{_CACHE}._execute_kv_backup",
         body="backup_allocated",
-        fact="how many blocks the host tier holds, and stores that it had no room for",
-    ),
-    Hook(
-        name="cache.backup_done",
-        target=f"{_CACHE}._finish_write_through_ack",
-        body="backup_published",
-        fact="how many blocks the host tier holds",
-    ),
-    Hook(
-        name="controller.write",
-        target=f"{_CONTROLLER}.write",
-        body="backup_requested",
-        fact="how long backups wait",
-        moment="around",
+        fact="how many blocks the host tier holds, how long backups wait, stores that there was no room for",
     ),
     Hook(
         name="controller.load",
@@ -204,7 +186,7 @@ HOOKS: tuple[Hook, ...] = (
         name="cache.backup_ack",
         target=f"{_CACHE}._log_write_ack_metrics",
         body="backup_acknowledged",
-        fact="backups: tokens, bytes, durations",
+        fact="backups: tokens, bytes, durations; how many blocks the host tier holds",
     ),
     Hook(
         name="cache.load_back_ack",
@@ -238,7 +220,7 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(
         name="rust_core.insert_host",
-        target=f"{_MEM}.rust_tree_core.adapter:RustUnifiedTreeCore.insert_host",
+        target=f"{_RUST_CORE}.insert_host",
         body="host_inserted",
         fact="how many blocks the host tier holds, with the Rust tree core",
         since="0.5.19",

@@ -81,9 +81,13 @@ class DirectionRows:
 
     # -- what SGLang does, in its order --------------------------------------------------------------------------------
 
-    def requested(self) -> Finish:
-        """Says that a copy is asked for; returns what hears whether there was room for it."""
+    def requested(self) -> None:
+        """Says that a copy is asked for, and waits to be submitted."""
         self._requested.append(time.monotonic())
+
+    def requesting(self) -> Finish:
+        """Says that a copy is asked for; returns what hears whether there was room for it."""
+        self.requested()
         return self._answered
 
     def _answered(self, slots: Any, error: BaseException | None) -> None:
@@ -108,7 +112,7 @@ class DirectionRows:
                 self._usual.failures(type(error).__name__).add(1)
                 return
             blocks = len(transfers[0].host_indices) // self._page if transfers else 0
-            copy = _Copy(now, self._clock.end(begun), blocks)
+            copy = _Copy(now, None if begun is None else self._clock.end(begun), blocks)
             self._usual.active.add(1)
             self._pinned.add(blocks)
             if self._retraction is None:
