@@ -39,6 +39,8 @@ def _register(engine: str, name: str) -> None:
 
 
 def _attach(engine: str) -> None:
+    if engine in instrumentation.hooks:  # The program has instrumented itself, whatever the environment says.
+        return
     settings = Settings.from_environ(os.environ)
     if not settings.enabled and (settings.forbidden or not _provider_exists()):
         for problem in settings.problems:  # Where there is something to export, the first cache says them.
@@ -49,8 +51,12 @@ def _attach(engine: str) -> None:
 
 
 def _provider_exists() -> bool:
-    # Only a process that has loaded the SDK can have a provider of its own; do not load it to find out.
+    # Only a process that has loaded the SDK can have a provider of its own; do not load it to find out, nor anything of
+    # ours where nobody has set one. (SGLang loads the SDK in every process, for its traces.)
     if "opentelemetry.sdk.metrics" not in sys.modules:
+        return False
+    api = sys.modules.get("opentelemetry.metrics._internal")
+    if getattr(api, "_METER_PROVIDER", api) is None and not os.environ.get("OTEL_PYTHON_METER_PROVIDER"):
         return False
     from kvcache_otel.export.provider import process_provider
 

@@ -379,7 +379,7 @@ def test_one_engine_of_two_that_is_asked_for(run: Doctor) -> None:
 
 def test_one_engine_of_two_that_cannot_be_measured(run: Doctor, make: Callable[..., None]) -> None:
     make("vllm", body="raise RuntimeError('no CUDA')")
-    make("sglang", without=["cache.insert"])
+    make("sglang", without=["cache.reset"])
     said = run("--json", **_prometheus())
     assert (said.status, said.data["status"]) == (0, 0)
     assert said.data["summary"].startswith(
@@ -457,13 +457,13 @@ def test_hooks_for_what_came_with_a_later_version(run: Doctor, make: Callable[..
     ) in said.words
     cache = "sglang.srt.mem_cache.unified_radix_cache has no UnifiedRadixCache"
     for missing, since in (
-        (f"cache.evict {cache}._evict", "0.5.19"),
+        (f"prefetch.loaded {cache}._check_hybrid_prefetch_result", "0.5.19"),
         (f"prefetch.hit {cache}._record_storage_prefetch_hit", "0.5.20"),
         ("rust_core.insert_host there is no module sglang.srt.mem_cache.rust_tree_core", "0.5.19"),
     ):
         assert f"MISSING {missing}; it is there from SGLang {since} on" in said.words
     assert "- backups of retracted requests (hook cache.retract)" in said.words
-    assert "- copies of retracted requests: SGLang makes none through HiCache before 0.5.21" in said.words
+    assert "- most models: before 0.5.19 they get that cache only with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1" in said.words
     assert said.sentence.startswith(f"It works, with {len(later)} missing hooks (see above): ")
     (found,) = run("--json", **environ).data["engines"]
     assert found["support"] == "partial"
@@ -480,7 +480,7 @@ def test_a_hook_that_its_version_should_have_is_a_warning(run: Doctor, make: Cal
     assert warned["level"] == "warning"
     assert re.fullmatch(r"\d+ of \d+ hooks can be attached", warned["text"])
     (why,) = [hook["why"] for hook in found["hooks"] if hook["name"] == "cache.evict"]
-    assert why == "sglang.srt.mem_cache.unified_radix_cache has no UnifiedRadixCache._evict"
+    assert why == "sglang.srt.mem_cache.unified_radix_cache has no UnifiedRadixCache._evict_components"
 
 
 @pytest.mark.parametrize(
@@ -508,7 +508,8 @@ def test_a_version_that_nobody_has_checked(run: Doctor, make: Callable[..., None
         ("vllm", "0.29.1", "partial", 2),
         ("vllm", "0.31.0", "full", 1),
         ("vllm", "0.33", "full", 0),
-        ("sglang", "0.5.19.post1", "partial", 2),
+        ("sglang", "0.5.18.post1", "partial", 1),
+        ("sglang", "0.5.19.post1", "partial", 0),
         ("sglang", "0.5.22", "full", 0),
     ],
 )

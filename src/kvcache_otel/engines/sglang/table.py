@@ -330,4 +330,5 @@ LIMITS: tuple[tuple[str, str], ...] = (
     ("block lookups in any tier; what storage had is in kvcache.prefetch.hit.tokens", ""),
     ("bytes of sidecars, which ride on another pool's slots, by pool; they are in kvcache.transfer.io", ""),
     ("caches other than UnifiedRadixCache", ""),
+    ("most models: before 0.5.19 they get that cache only with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1", "0.5.19"),
 )
