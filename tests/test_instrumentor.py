@@ -240,7 +240,7 @@ def test_a_python_without_a_global_lock_is_not_instrumented(
     ("engine", "hook", "words"),
     [
         ("vllm", "block_pool.evict", "vLLM 0.99.0 is outside 0.28 to 0.33"),
-        ("sglang", "cache.insert", "SGLang 0.99.0 is outside 0.5.18 to 0.5.23"),
+        ("sglang", "cache.reset", "SGLang 0.99.0 is outside 0.5.18 to 0.5.23"),
     ],
 )
 def test_a_version_that_nobody_has_checked_is_said_once_and_hooked(
