@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.hooks import HookSet
@@ -81,10 +82,16 @@ class Instrumentation:
         with self._lock:
             hooks, self.hooks = self.hooks, {}
             runtime, self._runtime = self._runtime, None
-            self._adapters.clear()
+            adapters, self._adapters = self._adapters, {}
             self._said.clear()
         for hook_set in hooks.values():
             hook_set.detach()
+        for adapter in adapters.values():
+            if hasattr(adapter, "forget"):
+                with suppress(
+                    Exception
+                ):  # What an engine's objects do when they are touched is not the caller's affair.
+                    adapter.forget()
         if runtime is not None:
             runtime.stop()
 
@@ -157,7 +164,10 @@ def _check_processes(table: Any) -> None:
 def _check_version(engine: str, table: Any) -> None:
     from kvcache_otel.engines.versions import warning
 
-    version = str(getattr(sys.modules.get(engine), "__version__", ""))
+    try:
+        version = str(getattr(sys.modules.get(engine), "__version__", ""))
+    except Exception:  # An engine's module may run code of its own when it is asked.
+        version = ""
     if problem := warning(table.NAME, version, table.SUPPORTED, table.FULL):
         _logger.warning("kvcache: %s (`kvcache-otel doctor` lists it)", problem)
 

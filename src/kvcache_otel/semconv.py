@@ -93,7 +93,7 @@ class State:
     """Values of ``kvcache.state``."""
 
     USED: Final = "used"
-    """Referenced by a request or pinned by a transfer."""
+    """In use, or pinned by a transfer; what could be evicted too, where an engine does not tell."""
     EVICTABLE: Final = "evictable"
     """Holds cached KV that nothing refers to, free to be evicted."""
     FREE: Final = "free"
@@ -189,7 +189,7 @@ class TimingSource:
     ENGINE_REPORT: Final = "engine_report"
     """The engine's own figure, taken as it is."""
     WALL_CLOCK: Final = "wall_clock"
-    """The host's clock around a call that blocks until the data has moved."""
+    """The host's clock, until the call that moved the data came back or somebody found it moved."""
 
 
 class LookupResult:
@@ -431,7 +431,7 @@ ATTRIBUTES: Final[Mapping[str, AttributeSpec]] = {
         type="string",
         members=None,
         fallback=None,
-        brief="The short name of the engine function that a hook of this instrumentation is attached to.",
+        brief="The short name of a hook of this instrumentation, as `kvcache-otel doctor` lists it.",
     ),
     KVCACHE_WORKER: AttributeSpec(
         name=KVCACHE_WORKER,

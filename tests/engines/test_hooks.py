@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import traceback
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -1117,3 +1118,22 @@ def test_hook_knows_its_module_and_its_path() -> None:
     assert (hook.module, hook.path) == ("engine.core.cache", "Cache.lookup")
     assert (hook.moment, hook.since) == ("after", "")
     assert HookPoint(hook, raising(AssertionError())).state == "waiting"
+
+
+def test_a_function_that_had_another_name_is_hooked_under_it() -> None:
+    class Cache:
+        def old(self) -> int:
+            return 1
+
+    module = types.ModuleType("made_up")
+    module.Cache = Cache  # type: ignore[attr-defined]
+    seen: list[Any] = []
+    hook = Hook(name="x", target="made_up:Cache.new", body="x", fact="", formerly="old")
+    point = HookPoint(hook, lambda _: lambda result, *_: seen.append(result))
+    original = Cache.old
+    point.attach(module)
+    assert point.state == "attached"
+    assert Cache().old() == 1
+    assert seen == [1]
+    point.detach()
+    assert Cache.old is original

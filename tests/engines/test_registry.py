@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
@@ -618,3 +619,33 @@ def test_a_hook_that_somebody_has_wrapped_goes_around_that(hook: Callable[..., H
     hook("Cache.lookup")
     assert cache.lookup(4) == 9
     assert seen.calls[1:] == [(9, cache, 4)]
+
+
+def test_a_wrapper_around_sglangs_is_not_taken_for_it(hook: Callable[..., HookSet], seen: Seen) -> None:
+    """Somebody else's may say that it wraps the innermost function, and must stay."""
+    core()
+    load(lambda: hook("Cache.lookup"))
+    sglangs = core().Cache.lookup
+
+    @functools.wraps(inspect.unwrap(sglangs))
+    def theirs_around(*args: Any, **kwargs: Any) -> Any:
+        return sglangs(*args, **kwargs) + 1
+
+    core().Cache.lookup = theirs_around
+    assert [core().Cache().lookup(4) for _ in range(3)] == [9] * 3
+    assert len(seen.calls) == 3
+
+
+def test_what_somebody_kept_of_sglangs_wrapper_counts_nothing_twice(hook: Callable[..., HookSet], seen: Seen) -> None:
+    core()
+    made: list[HookSet] = []
+    load(lambda: made.append(hook("Cache.lookup")))
+    kept = core().Cache.lookup
+    core().Cache().lookup(4)
+    core().Cache.lookup = functools.wraps(kept)(lambda *args, **kwargs: kept(*args, **kwargs))
+    for again in range(3):
+        made[-1].detach()
+        made.append(hook("Cache.lookup"))
+        seen.calls.clear()
+        assert core().Cache().lookup(4) == 8
+        assert len(seen.calls) == 1, again

@@ -63,7 +63,12 @@ def _import(module: str, name: str) -> tuple[str, str]:
     print(f"importing {name}, which takes about 10 s ...", file=sys.stderr, flush=True)
     began = time.monotonic()
     why = _try_import(module)
-    version = words(getattr(sys.modules.get(module), "__version__", ""))
+    try:
+        version = words(getattr(sys.modules.get(module), "__version__", ""))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # Some engines run code when they are asked.
+        version, why = "", why or f"asking for its version fails: {reason(error)}"
     if not why:
         print(f"{name} {version} was imported in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     return version, why

@@ -229,7 +229,7 @@ def _lines(report: Report) -> Iterator[str]:
     for engine in report.engines:
         yield from _section(engine.title, engine.findings)
         yield from _hooks(engine.hooks)
-        missing = [f"{hook.fact} (hook {hook.name})" for hook in engine.hooks if not hook.attached]
+        missing = [f"{hook.fact} (hook {hook.name})" for hook in engine.hooks if hook.fact and not hook.attached]
         if limits := missing + engine.limits:
             yield "  Not measured in this installation:"
             for limit in limits:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Moment = Literal["after", "before", "around", "arguments"]
     State = Literal["waiting", "attached", "missing", "aside", "detached"]
+    Finish = Callable[[Any, BaseException | None], None]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,21 +40,31 @@ class Hook:
             (``after``), or with its arguments alone (the other moments).
         fact: What cannot be measured where it is missing, in words for `doctor`.
         since: The first engine version that has it; empty where every supported version does.
+        formerly: What it was called in versions before; empty where it always had its name.
         moment: ``after`` or ``before`` the function; ``around`` it, for a body that returns what is to be called with
             its result, or None, and its exception, or None (or returns None, where this call is of no interest);
             ``arguments`` for a body that returns the positional arguments to call it with, or None to leave them.
     """
 
-    __slots__ = ("body", "fact", "moment", "name", "since", "target")
+    __slots__ = ("body", "fact", "formerly", "moment", "name", "since", "target")
 
     def __init__(
-        self, *, name: str, target: str, body: str, fact: str, since: str = "", moment: Moment = "after"
+        self,
+        *,
+        name: str,
+        target: str,
+        body: str,
+        fact: str,
+        since: str = "",
+        formerly: str = "",
+        moment: Moment = "after",
     ) -> None:
         self.name = name
         self.target = target
         self.body = body
         self.fact = fact
         self.since = since
+        self.formerly = formerly
         self.moment: Moment = moment
 
     @property
@@ -79,7 +90,19 @@ class HookPoint:
         body: What reads the fact; None while nothing is to be read.
     """
 
-    __slots__ = ("_in_a_row", "_original", "_owner", "_resolve", "_state", "_wrapper", "body", "errors", "hook", "why")
+    __slots__ = (
+        "_in_a_row",
+        "_name",
+        "_original",
+        "_owner",
+        "_resolve",
+        "_state",
+        "_wrapper",
+        "body",
+        "errors",
+        "hook",
+        "why",
+    )
 
     def __init__(self, hook: Hook, resolve: Callable[[str], Callable[..., Any]]) -> None:
         """Args:
@@ -94,6 +117,7 @@ class HookPoint:
         self._resolve = resolve
         self._in_a_row = 0
         self._owner: Any = None
+        self._name = ""
         self._original: Any = None
         self._wrapper: Any = None
 
@@ -128,7 +152,8 @@ class HookPoint:
                 bind = staticmethod
         wrapper = self.wrap(function)
         self._original = vars(owner).get(name)  # None where it is inherited: then detaching removes ours.
-        self._owner, self._wrapper = owner, wrapper if bind is None else bind(wrapper)
+        self._owner, self._name = owner, name
+        self._wrapper = wrapper if bind is None else bind(wrapper)
         setattr(owner, name, self._wrapper)
         self.body = self._careful
         self.state, self.why = "attached", ""
@@ -139,8 +164,9 @@ class HookPoint:
         *parents, name = self.hook.path.split(".")
         for parent in parents:
             owner = getattr(owner, parent, None)
-        if callable(getattr(owner, name, None)):
-            return owner, name
+        for called in (name, self.hook.formerly):
+            if called and callable(getattr(owner, called, None)):
+                return owner, called
         self.state, self.why = "missing", f"{module.__name__} has no {self.hook.path}"
         return None, name
 
@@ -160,13 +186,11 @@ class HookPoint:
     def detach(self) -> None:
         """Gives the engine its own function back; where somebody wrapped ours, leaves a wrapper that does nothing."""
         self.body = None
-        if self._wrapper is not None:
-            name = self.hook.path.rpartition(".")[2]
-            if self._owner.__dict__.get(name) is self._wrapper:
-                if self._original is None:
-                    delattr(self._owner, name)
-                else:
-                    setattr(self._owner, name, self._original)
+        if self._wrapper is not None and self._owner.__dict__.get(self._name) is self._wrapper:
+            if self._original is None:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._original)
         self.state, self.why = "detached", "detached"
         self._owner = self._original = self._wrapper = None
 

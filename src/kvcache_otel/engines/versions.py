@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     Support = Literal["full", "partial", "outside", "unknown"]
 
 
+# Digits of a number that count; Python refuses to read thousands.
+LONGEST = 9
+
+
 def support(version: str, supported: Range, full: Range) -> Support:
     """Returns how much of an engine is known: all, a part, nothing for certain; ``unknown`` for no readable version.
 
@@ -66,7 +70,7 @@ def _numbers(version: str) -> tuple[int, ...] | None:
         digits = part[: next((index for index, letter in enumerate(part) if not letter.isdecimal()), len(part))]
         if not digits:
             break
-        numbers.append(int(digits))
+        numbers.append(int(digits[:LONGEST]))
         if digits != part:
             break
     return tuple(numbers) if len(numbers) > 1 else None

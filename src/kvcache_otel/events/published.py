@@ -106,8 +106,8 @@ class PublishedBooks:
         elif kind == EventType.BLOCK_REMOVED:
             hashes = _hashes(event)
             missing = self._book(named).remove(hashes) if named != EventMedium.UNTAGGED else self._discard(hashes)
-            for _ in range(missing):
-                self._probe.accounting_error(Reason.UNKNOWN_REMOVE)
+            if missing:
+                self._probe.accounting_error(Reason.UNKNOWN_REMOVE, missing)
         else:
             if kind == EventType.ALL_BLOCKS_CLEARED:
                 self._clear()

@@ -60,4 +60,4 @@ def printable(value: object) -> str:
         text = value if isinstance(value, str) else str(value)
     except Exception:
         text = type(value).__name__
-    return text.encode("utf-8", "replace").decode()[:LONGEST]
+    return text[:LONGEST].encode("utf-8", "replace").decode()

@@ -132,9 +132,9 @@ class CacheProbe:
         """Adds a gauge row that is asked when it is collected; see `Recorder.observe`."""
         self._recorder.observe(spec, labels, read, owner=owner, identity=self.identity)
 
-    def accounting_error(self, reason: str) -> None:
-        """Counts bookkeeping that contradicted itself."""
-        self._recorder.accounting_error(reason)
+    def accounting_error(self, reason: str, times: int = 1) -> None:
+        """Counts bookkeeping that contradicted itself, so many times."""
+        self._recorder.accounting_error(reason, times)
 
     def gauge_failed(self, what: str, error: BaseException) -> None:
         """Counts a quantity that an engine would not tell, and says so once; see `Recorder.gauge_failed`."""
@@ -365,7 +365,8 @@ class Pool:
         Args:
             limit: The pool's size, in tokens.
             free: Tokens' worth of slots that hold nothing.
-            evictable: Tokens held and free to be evicted; None where the engine counts them as free.
+            evictable: Tokens held and free to be evicted; None where the engine does not tell them from free ones, or
+                from used ones.
         """
         held = evictable or 0
         used = limit - free - held

@@ -175,9 +175,9 @@ class Recorder:
 
     # -- what went wrong -------------------------------------------------------------------------------------------
 
-    def accounting_error(self, reason: str) -> None:
-        """Counts bookkeeping that contradicted itself."""
-        self._wrong.get(reason, self._wrong[semconv.Reason.OTHER]).add(1)
+    def accounting_error(self, reason: str, times: int = 1) -> None:
+        """Counts bookkeeping that contradicted itself, so many times."""
+        self._wrong.get(reason, self._wrong[semconv.Reason.OTHER]).add(times)
 
     def gauge_failed(self, what: str, error: BaseException) -> None:
         """Counts a quantity that could not be read, and says so once.

@@ -629,7 +629,7 @@ class CacheDriver:
     @property
     def can_retract(self) -> bool:
         """Whether this release backs retracted requests up in host memory in the way that is stood in for here."""
-        return hasattr(self.cache, "backup_kv_cache")
+        return RELEASE >= (0, 5, 19) and hasattr(self.cache, "supports_retraction_backup")
 
     def retract_backup(self, tokens: Sequence[int], request_id: str) -> Retracted | None:
         """A request that has computed these tokens, and shares none with the tree, must give way to others.
@@ -643,7 +643,7 @@ class CacheDriver:
         request = self._request([*tokens, 0], request_id)
         slots = self._private(request, tokens)
         self._write(slots[: _whole_pages(tokens)], content(tokens))
-        backup = self.cache.backup_kv_cache(request)
+        backup = self._retraction("backup_kv_cache", "retraction_backup")(request)
         self._drop(request, slots)
         if backup is None:
             return None
@@ -658,7 +658,7 @@ class CacheDriver:
         """
         self._take_over()
         slots = self._private(retracted.request, retracted.tokens)
-        self.cache.restore_kv_cache(retracted.request, retracted.backup)
+        self._retraction("restore_kv_cache", "retraction_restore")(retracted.request, retracted.backup)
         self._assert_holds(slots[: _whole_pages(retracted.tokens)], content(retracted.tokens))
         self._drop(retracted.request, slots)
         self._forget(retracted)
@@ -666,8 +666,12 @@ class CacheDriver:
     def retract_discard(self, retracted: Retracted) -> None:
         """The request never goes on: its client has gone."""
         self._take_over()
-        self.cache.discard_kv_cache_backup(retracted.backup)
+        self._retraction("discard_kv_cache_backup", "retraction_discard")(retracted.backup)
         self._forget(retracted)
+
+    def _retraction(self, name: str, formerly: str) -> Any:
+        """One of the cache's functions, under the name that it has had since 0.5.21 or the one before."""
+        return getattr(self.cache, name, None) or getattr(self.cache, formerly)
 
     @property
     def retracted_tokens(self) -> int:

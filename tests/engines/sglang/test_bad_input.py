@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -365,10 +366,78 @@ def test_an_exception_of_sglangs_passes_unchanged(
     assert instrumented.rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
 
 
-def test_a_disabled_cache_has_no_rows(instrumented: Instrumented) -> None:
+def test_a_disabled_cache_has_no_rows_and_says_so(instrumented: Instrumented, caplog: pytest.LogCaptureFixture) -> None:
     class Disabled:
         disable = True
 
     cache = Disabled()
     instrumented.adapter.cache_built(None, cache)
     assert not hasattr(cache, "_kvcache_otel")
+    assert [record.message for record in caplog.records if "is disabled" in record.message]
+
+
+def test_a_thread_that_takes_a_backup_at_once_has_its_wait(
+    make: Callable[..., CacheDriver], instrumented: Instrumented, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver = make(storage_dir=tmp_path)
+    controller = driver.cache.cache_controller
+    put = controller.backup_queue.put
+
+    def put_and_wait(operation: Any) -> None:
+        put(operation)
+        while not operation.completed_tokens:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(controller.backup_queue, "put", put_and_wait)
+    driver.insert(A)
+    driver.settle()
+    histogram = instrumented.rows.histogram(semconv.TRANSFER_QUEUE_DURATION, **WRITE, **NAME)
+    assert histogram is not None
+    assert sum(histogram.read()[0]) == 1
+
+
+def test_a_cache_that_was_built_before_is_not_seen(
+    make: Callable[..., CacheDriver], instrumented: Instrumented
+) -> None:
+    """Neither are one's rows kept by what happened while nobody looked."""
+    driver = make()
+    driver.insert(A)
+    driver.settle()
+    evicted = instrumented.rows.value(semconv.EVICTION_TOKENS, tier="device", pool="kv")
+    instrumented.hooks.detach()
+    instrumented.adapter.forget()
+    instrumented.hooks.attach()
+    driver.evict(1000)
+    driver.step()
+    gc.collect()
+    assert not instrumented.rows.values(semconv.RESIDENT_BLOCKS)
+    assert not instrumented.rows.values(semconv.TRANSFER_ACTIVE)
+    assert instrumented.rows.value(semconv.EVICTION_TOKENS, tier="device", pool="kv") == evicted
+
+
+def test_tiers_that_cannot_be_read_leave_the_device_alone(
+    instrumented: Instrumented, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("ours")
+
+    monkeypatch.setattr("kvcache_otel.engines.sglang.cache.DirectionRows", broken)
+    with CacheDriver() as driver:
+        driver.insert(A)
+        driver.settle()
+        rows = instrumented.rows
+        assert rows.value(semconv.RESIDENT_BLOCKS, tier="device", view="held") == 4
+        assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") is None
+        assert rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) is None
+    (failed,) = [point for point in instrumented.hooks.points if point.errors]
+    assert failed.hook.name == "cache.init_hicache"
+    failed.errors = 0
+
+
+def test_events_that_can_be_taken_only_once_are_the_engines(
+    make: Callable[..., CacheDriver], instrumented: Instrumented
+) -> None:
+    driver = make()
+    events = iter([object()])
+    instrumented.adapter.events_taken(events, driver.cache)
+    assert len(list(events)) == 1

@@ -29,6 +29,7 @@ from tests.engines.sglang.expected import (  # noqa: E402
 )
 from tests.engines.sglang.oracle import pools  # noqa: E402
 from tests.engines.sglang.walk import random_walk  # noqa: E402
+from tests.engines.sglang.watched import Watched  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,7 +154,7 @@ def test_a_random_walk(
     make: Callable[..., CacheDriver], instrumented: Instrumented, core: str, write_policy: str, seed: int
 ) -> None:
     driver = make(core=core, write_policy=write_policy)
-    retracted = _Retracted(driver)
+    watched = Watched(driver, lambda: instrumented.rows)
     for step, operation in enumerate(random_walk(driver, seed, OPERATIONS)):
         rows = instrumented.rows
         try:
@@ -162,8 +163,8 @@ def test_a_random_walk(
             assert_published_is_held(rows)
         except AssertionError as error:
             raise AssertionError(f"after step {step}, {operation}: {error}") from error
-    assert_equals_sglang(instrumented.rows, driver, retracted=retracted.tokens)
-    assert all(retracted.tokens)
+    assert_equals_sglang(instrumented.rows, driver, retracted=watched.retracted)
+    assert all(watched.retracted)
 
 
 @pytest.mark.usefixtures("timed")
@@ -172,7 +173,7 @@ def test_a_random_walk_with_storage_on_its_threads(
     make: Callable[..., CacheDriver], instrumented: Instrumented, core: str, prefetch_policy: str, tmp_path: Path
 ) -> None:
     driver = make(core=core, storage_dir=tmp_path, prefetch_policy=prefetch_policy)
-    retracted = _Retracted(driver)
+    watched = Watched(driver, lambda: instrumented.rows)
     for step, operation in enumerate(random_walk(driver, 3, 400)):
         rows = instrumented.rows
         try:
@@ -183,7 +184,7 @@ def test_a_random_walk_with_storage_on_its_threads(
         except AssertionError as error:
             raise AssertionError(f"after step {step}, {operation}: {error}") from error
     rows = instrumented.rows
-    assert_equals_sglang(rows, driver, retracted=retracted.tokens)
+    assert_equals_sglang(rows, driver, retracted=watched.retracted)
     assert rows.value(semconv.PREFETCH_OUTSTANDING_TOKENS, **STORAGE) == 0
     if prefetch_policy != "best_effort":  # With that one a request is admitted before storage has answered, as a rule.
         assert rows.value(semconv.PREFETCH_FULFILLED_TOKENS, **STORAGE)
@@ -216,12 +217,12 @@ def test_the_host_as_a_buffer_only(
     make: Callable[..., CacheDriver], instrumented: Instrumented, core: str, tmp_path: Path
 ) -> None:
     driver = make(core=core, storage_dir=tmp_path, host_memory_mode="buffer_only", host_ratio=4.0)
-    retracted = _Retracted(driver)
+    watched = Watched(driver, lambda: instrumented.rows)
     for _ in random_walk(driver, seed=7, operations=200):
         assert_closes(instrumented.rows)
         assert_equals_recount(instrumented.rows, driver)
     rows = instrumented.rows
-    assert_equals_sglang(rows, driver, retracted=retracted.tokens)
+    assert_equals_sglang(rows, driver, retracted=watched.retracted)
     assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 0
     assert rows.value(semconv.TRANSFER_TOKENS, **WRITE, pool="kv")
     assert rows.value(semconv.TRANSFER_TOKENS, **READ, pool="kv")
@@ -391,29 +392,3 @@ def _numbers(rows: Rows) -> dict[str, Any]:
 
 def _label(spec: MetricSpec, key: frozenset[tuple[str, str | int]]) -> str:
     return " ".join([spec.name, *(f"{name}={value}" for name, value in sorted(key))])
-
-
-class _Retracted:
-    """Watches what a driver copies for retracted requests: the copies that SGLang does not count."""
-
-    def __init__(self, driver: CacheDriver) -> None:
-        self.tokens = (0, 0)
-        backup, restore = driver.retract_backup, driver.retract_restore
-
-        def backed_up(tokens: Any, request_id: str) -> Any:
-            retracted = backup(tokens, request_id)
-            if retracted is not None:
-                self._add(retracted, 0)
-            return retracted
-
-        def restored(retracted: Any) -> None:
-            restore(retracted)
-            self._add(retracted, 1)
-
-        driver.retract_backup, driver.retract_restore = backed_up, restored  # type: ignore[method-assign]
-
-    def _add(self, retracted: Any, way: int) -> None:
-        pages = -(-len(retracted.tokens) // PAGE)
-        tokens = list(self.tokens)
-        tokens[way] += pages * PAGE
-        self.tokens = (tokens[0], tokens[1])

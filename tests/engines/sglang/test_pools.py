@@ -177,7 +177,7 @@ def test_what_the_host_holds_and_what_it_evicts(probe: CacheProbe, rows: Rows) -
 def test_bytes_of_a_retracted_request_count_every_pool_once(probe: CacheProbe, rows: Rows) -> None:
     cache = FakeCache()
     cache.add_rider()
-    copies = DirectionRows(probe, cache, "device", "host", stream="device_to_host_stream")
+    copies = DirectionRows(probe, cache, "device", "host", stream="device_to_host_stream", queued=True)
     kv, swa, indexer = (
         SimpleNamespace(host_pool=pool, host_indices=range(slots), is_draft=False)
         for pool, slots in ((cache.kv, 8), (cache.swa, 4), (cache.indexer, 8))
@@ -233,7 +233,6 @@ def test_storage_counts_the_bytes_of_every_pool(probe: CacheProbe, rows: Rows) -
         pool_transfers=[riding, apart],
         pool_storage_result=SimpleNamespace(extra_pool_hit_pages={"indexer": 2, "mamba": 1}),
     )
-    storage.backup_requested(1)
     storage.writing(written)(None, None)
     assert rows.value(semconv.TRANSFER_IO, **WRITE) == 2 * PAGE * (100 + 10) + 1000
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+import time
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel.engines.sglang import config
-from kvcache_otel.engines.sglang.cache import CacheRows
-from kvcache_otel.engines.sglang.storage import PAGES
+from kvcache_otel.engines.sglang.cache import ROWS, CacheRows
+from kvcache_otel.engines.sglang.storage import PAGES, REQUESTED
 from kvcache_otel.semconv import Reason
-
-# The attribute under which a cache, and what belongs to it, carries its rows.
-ROWS = "_kvcache_otel"
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcache_otel.engines.hooks import Finish
     from kvcache_otel.engines.sglang.host import HostRows
     from kvcache_otel.engines.sglang.prefetch import PrefetchBooks
     from kvcache_otel.engines.sglang.storage import StorageRows
     from kvcache_otel.identity import Identity
     from kvcache_otel.record.probe import CacheProbe
 
-    Finish = Callable[[Any, BaseException | None], None]
+_logger = logging.getLogger(__name__)
 
 
 class SglangAdapter:
@@ -35,13 +37,23 @@ class SglangAdapter:
         """
         self._probe = probe
         self._flush = flush
+        self._caches: weakref.WeakSet[CacheRows] = weakref.WeakSet()
+
+    def forget(self) -> None:
+        """Ends the rows of every cache: from now on nobody tells them of it."""
+        for rows in list(self._caches):
+            rows.end()
 
     # -- caches being built --------------------------------------------------------------------------------------------
 
     def cache_built(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
         """`UnifiedRadixCache.__init__`: SGLang's ranks are published by now."""
-        if not cache.disable:
-            cache._kvcache_otel = CacheRows(self._probe(config.identity(cache), config.local_rank()), cache)
+        if cache.disable:
+            _logger.warning("kvcache: nothing is measured here: SGLang's radix cache is disabled in this process")
+        else:
+            rows = CacheRows(self._probe(config.identity(cache), config.local_rank()), cache)
+            rows.belongs_to(cache)
+            self._caches.add(rows)
 
     def tiers_built(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
         """`init_hicache`: the host pools, the controller and, where configured, the storage backend."""
@@ -50,9 +62,9 @@ class SglangAdapter:
         if rows is not None and controller is not None:
             rows.extend(cache)
             pipeline = getattr(cache, "buffer_pipeline", None)
-            for part in (cache.tree_core, controller, controller.l2_transfer_engine, pipeline):
-                if part is not None:
-                    part._kvcache_otel = rows
+            rows.belongs_to(cache.tree_core, controller, controller.l2_transfer_engine, pipeline)
+            if controller.enable_storage:
+                rows.attach_storage(controller)
 
     def storage_attached(self, _: None, controller: Any, *__: Any, **___: Any) -> None:
         """`attach_storage_backend`, at run time: it raises where it fails."""
@@ -80,12 +92,12 @@ class SglangAdapter:
         if rows is not None:
             rows.settle()
 
-    def events_taken(self, events: list[Any], cache: Any) -> None:
+    def events_taken(self, events: Any, cache: Any) -> None:
         """`take_events`, on its way to the publisher. It drains: the result may only be looked at."""
         rows = _rows(cache)
         if rows is not None and rows.published is not None:
-            if events:
-                rows.published.apply(events)
+            if isinstance(events, Sequence):  # To look at anything else could be to take it.
+                rows.published.apply(cast("Sequence[Any]", events))
             rows.hold()
 
     def cache_reset(self, _: None, cache: Any) -> None:
@@ -269,11 +281,9 @@ class SglangAdapter:
             if storage is not None:
                 storage.read_besides(ack.pool_hits)
 
-    def storage_write_requested(self, operation_id: int, controller: Any, *_: Any, **__: Any) -> None:
-        """`write_storage`: a backup waits for its thread."""
-        storage = _storage(controller)
-        if storage is not None:
-            storage.backup_requested(operation_id)
+    def storage_requested(self, _: None, operation: Any, *__: Any, **___: Any) -> None:
+        """`StorageOperation.__init__`: before any thread can take it."""
+        setattr(operation, REQUESTED, time.monotonic())
 
     def storage_written(self, controller: Any, operation: Any) -> Finish | None:
         """`HybridCacheController._page_backup`, on a thread of SGLang's."""

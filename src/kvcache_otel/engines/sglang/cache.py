@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.sglang import config
@@ -14,6 +15,9 @@ from kvcache_otel.semconv import Reason, Tier
 
 if TYPE_CHECKING:
     from kvcache_otel.record.probe import CacheProbe
+
+# The attribute under which a cache, and what belongs to it, carries its rows.
+ROWS = "_kvcache_otel"
 
 # What `PrefillAdder` sums over the requests that it has admitted to one batch, by the tier that served them. Those of
 # retracted requests are left out of the hits by SGLang itself, and taken off what is computed here.
@@ -47,31 +51,48 @@ class CacheRows:
         self._storage_tier: str = Tier.UNKNOWN
         self._storage_facts = config.StorageFacts(hits=False, loads=False, skips=False)
         self.published = PublishedBooks(probe, Tier.DEVICE) if config.publishes(cache) else None
+        self._parts: list[weakref.ref[Any]] = []
         self.settle()
 
+    def belongs_to(self, *parts: Any) -> None:
+        """Lets a cache, or parts of it, carry these rows: whoever is called by SGLang finds them there.
+
+        Args:
+            parts: SGLang's objects; None among them is left out.
+        """
+        for part in parts:
+            if part is not None:
+                setattr(part, ROWS, self)
+                self._parts.append(weakref.ref(part))
+
+    def end(self) -> None:
+        """Takes the rows off the cache; they end when nobody else keeps them."""
+        for reference in self._parts:
+            part = reference()
+            if part is not None and getattr(part, ROWS, None) is self:
+                delattr(part, ROWS)
+
     def extend(self, cache: Any) -> None:
-        """Adds the tiers below the device.
+        """Adds the tiers below the device, all of them or none.
 
         Args:
             cache: The same cache, with HiCache set up.
         """
-        self.host = HostRows(self._probe, cache)
-        self.backup = DirectionRows(self._probe, cache, Tier.DEVICE, Tier.HOST, stream="device_to_host_stream")
-        self.load_back = DirectionRows(
-            self._probe,
-            cache,
-            Tier.HOST,
-            Tier.DEVICE,
-            stream="host_to_device_stream",
-            refused=self._probe.allocation_failures(Tier.DEVICE, Reason.LOAD),
+        probe, buffered = self._probe, getattr(cache, "buffer_pipeline", None) is not None
+        host = HostRows(probe, cache)
+        backup = DirectionRows(
+            probe, cache, Tier.DEVICE, Tier.HOST, stream="device_to_host_stream", queued=not buffered
         )
+        refused = probe.allocation_failures(Tier.DEVICE, Reason.LOAD)
+        load_back = DirectionRows(
+            probe, cache, Tier.HOST, Tier.DEVICE, stream="host_to_device_stream", queued=True, refused=refused
+        )
+        self.host, self.backup, self.load_back = host, backup, load_back
         self._served.tier(Tier.HOST)
         self.device.watch_drops(config.drop_reasons(cache))
         self._storage_facts = config.storage_facts(cache)
         if self.published is not None:
-            self.published = PublishedBooks(self._probe, Tier.DEVICE, Tier.HOST)
-        if cache.cache_controller.enable_storage:
-            self.attach_storage(cache.cache_controller)
+            self.published = PublishedBooks(probe, Tier.DEVICE, Tier.HOST)
         self.settle()
 
     def attach_storage(self, controller: Any) -> None:

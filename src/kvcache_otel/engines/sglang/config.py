@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kvcache_otel.identity import Identity, Rank
@@ -66,10 +67,12 @@ def pool_of(component: Any) -> str:
 def storage(controller: Any) -> tuple[str, str]:
     """Returns the tier of a controller's storage backend, and SGLang's name of the backend."""
     kind = str(controller.storage_backend_type)
+    tier = Tier.DISK if kind == _ON_DISK else Tier.EXTERNAL
     if kind == _DYNAMIC:
-        extra: dict[str, Any] = getattr(getattr(controller, "storage_config", None), "extra_config", None) or {}
-        kind = str(extra.get("backend_name", kind))
-    return (Tier.DISK if kind == _ON_DISK else Tier.EXTERNAL), kind
+        extra: Any = getattr(getattr(controller, "storage_config", None), "extra_config", None)
+        with suppress(AttributeError):  # The user's own, and of whatever kind.
+            kind = str(extra.get("backend_name", kind))
+    return tier, kind
 
 
 def is_sharded(controller: Any) -> bool:

@@ -10,12 +10,11 @@ from kvcache_otel.engines.sglang.pools import PoolRows
 from kvcache_otel.semconv import Pool, Tier, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from kvcache_otel.engines.hooks import Finish
     from kvcache_otel.record.cells import Counter
     from kvcache_otel.record.probe import CacheProbe
-
-    Finish = Callable[[Any, BaseException | None], None]
 
 
 class DeviceRows:

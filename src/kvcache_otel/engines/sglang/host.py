@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.sglang import config
 from kvcache_otel.engines.sglang.pools import PoolRows
+from kvcache_otel.engines.sglang.transfer import FORGOTTEN
 from kvcache_otel.semconv import Reason, Tier, View
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class HostRows:
         if slots is None:
             self._refused.add(1)
         elif asked:
+            if len(self._pending) >= FORGOTTEN:
+                self._pending.clear()
             self._pending[node] = self._pending.get(node, 0) + asked
 
     def backup_done(self, nodes: Iterable[Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvcache_otel.engines.sglang.transfer import FORGOTTEN
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class PrefetchBooks:
         if tokens <= 0:
             return
         self.finished(request, 0, None)  # An attempt before, of which nobody has heard the end.
+        if len(self._remaining) >= FORGOTTEN:  # Nor of others; the hook that tells it has stepped aside.
+            self.finished(next(iter(self._remaining)), 0, None)
         self._remaining[request] = tokens
         self._rows.hit.add(tokens)
         self._rows.outstanding.add(tokens)

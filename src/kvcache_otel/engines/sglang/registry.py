@@ -29,15 +29,18 @@ _WHY = "SGLang's plugin loader did not put it in its place; its own log says why
 class _Place:
     """One function of SGLang that is ours to watch, for as long as the process lives."""
 
-    def __init__(self, point: HookPoint) -> None:
+    def __init__(self, target: str, point: HookPoint) -> None:
+        self._target = target
         self._point = point
         self._hooked: Callable[..., Any] | None = None
         self._original: Callable[..., Any] | None = None
 
     def give_to(self, point: HookPoint) -> bool:
         """Lets a hook have the place, where it can; the one before was detached."""
-        before, self._point, self._hooked = self._hooked, point, None
-        return self._original is None or self._stand_in(before, self._original)
+        if self._original is not None:
+            return self._stand_in(self._hooked, point, self._original)
+        self._point, self._hooked = point, None
+        return True
 
     def __call__(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What SGLang calls in the function's stead, through a wrapper of its own."""
@@ -59,14 +62,15 @@ class _Place:
         registry: Any = sys.modules[_REGISTRY]
         hooks: dict[str, Any] = registry.HookRegistry._hooks
         theirs = self._found()
-        if getattr(theirs, "__wrapped__", None) is original and len(hooks[_target(self._point)]) == 1:
+        holds_ours = any(cell.cell_contents == self.__call__ for cell in getattr(theirs, "__closure__", None) or ())
+        if holds_ours and theirs.__wrapped__ is original and len(hooks[self._target]) == 1:
             self._original = original
-            self._stand_in(theirs, original)
+            self._stand_in(theirs, self._point, original)
 
-    def _stand_in(self, before: Any, original: Callable[..., Any]) -> bool:
+    def _stand_in(self, before: Any, point: HookPoint, original: Callable[..., Any]) -> bool:
         if self._found() is not before:  # Somebody has put theirs around it.
             return False
-        self._hooked = self._hooked or self._point.wrap(original)
+        self._point, self._hooked = point, point.wrap(original)
         owner, name = self._owner()
         setattr(owner, name, self._hooked)
         return True
@@ -101,20 +105,22 @@ def place(point: HookPoint, module: ModuleType) -> None:
 
 def _register(point: HookPoint, module: ModuleType) -> bool:
     """Returns whether the hook has a place in SGLang's registry."""
-    target = _target(point)
     registry: Any = sys.modules.get(_REGISTRY)
     if registry is None:  # Then nobody has registered anything.
         return False
+    owner, name = point.find(module)
+    if owner is None:
+        return False
+    target = ".".join((point.hook.module, *point.hook.path.split(".")[:-1], name))
     if target in _places:
         if not _places[target].give_to(point):
             return False
     else:
         hooks: Any = registry.HookRegistry
-        owner, _ = point.find(module)
         replaced = _waits(hooks, target.rpartition(".")[0])
-        if owner is None or target in hooks._patched or not (replaced or _loading(registry) or _waits(hooks, target)):
+        if target in hooks._patched or not (replaced or _loading(registry) or _waits(hooks, target)):
             return False
-        ours = _Place(point)
+        ours = _Place(target, point)
         source = registry.HookSource("kvcache_otel", "kvcache-otel")
         hooks.register(target, ours.__call__, registry.HookType.AROUND, source=source)
         _places[target] = ours
@@ -122,11 +128,6 @@ def _register(point: HookPoint, module: ModuleType) -> bool:
             hooks.apply_hooks()  # SGLang is replacing classes now, which it may do twice, and would not come to ours.
     point.placed(lambda: _state(target), _WHY)
     return True
-
-
-def _target(point: HookPoint) -> str:
-    """Returns a function's name as SGLang's registry has it."""
-    return f"{point.hook.module}.{point.hook.path}"
 
 
 def _loading(registry: Any) -> bool:

@@ -11,21 +11,15 @@ from kvcache_otel.engines.sglang.prefetch import PrefetchBooks
 from kvcache_otel.semconv import ErrorType, Pool, Reason, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from kvcache_otel.engines.hooks import Finish
     from kvcache_otel.record.probe import CacheProbe, Route
-
-    Finish = Callable[[Any, BaseException | None], None]
 
 # What `error.type` says of a transfer of which a part arrived, and of one that SGLang itself broke off.
 PARTIAL = "partial"
 CANCELLED = "cancelled"
 
-
-# Backups whose wait is watched at the same time, at the most.
-WAITING = 4096
-
-# The attribute under which a prefetch carries the pages that were read for it.
+# The attributes under which an operation carries when it was made, and a prefetch the pages that were read for it.
+REQUESTED = "_kvcache_otel_requested"
 PAGES = "_kvcache_otel_pages"
 
 
@@ -47,16 +41,20 @@ class StorageRows:
         self._reads = _Way(probe.route(self.tier, Tier.HOST, name=name))
         self._writes = _Way(probe.route(Tier.HOST, self.tier, name=name))
         self._skipped = probe.skipped_stores(self.tier, Reason.OTHER, name) if tells.skips else None
-        self._requested: dict[int, float] = {}
 
     # -- prefetch, on the threads that read ----------------------------------------------------------------------------
 
     def reading(self, operation: Any) -> Finish:
         """Says that a prefetch begins to read; returns what hears how that went."""
-        began = self._reads.began(operation.start_time)
+        began = self._reads.began(getattr(operation, REQUESTED, None))
 
         def read(_: Any, error: BaseException | None) -> None:
-            pages: int = getattr(operation, PAGES, 0)
+            self._reads.route.active.add(-1)
+            pages: int | None = getattr(operation, PAGES, None)
+            if pages is None:  # The hook that tells them has stepped aside, or the engine has raised before it could.
+                if error is not None:
+                    self._reads.failed(error)
+                return
             asked = len(operation.hash_value)
             cancelled = pages < asked and operation.is_terminated()
             self._reads.ended(began, pages, asked, error, cancelled=cancelled)
@@ -82,17 +80,12 @@ class StorageRows:
 
     # -- backup, on the thread that writes -----------------------------------------------------------------------------
 
-    def backup_requested(self, operation_id: int) -> None:
-        """Says that a backup waits for its thread."""
-        if len(self._requested) >= WAITING:  # Some versions and ranks never write what they have queued.
-            self._requested.clear()
-        self._requested[operation_id] = time.monotonic()
-
     def writing(self, operation: Any) -> Finish:
         """Says that a backup begins to write; returns what hears how that went."""
-        began = self._writes.began(self._requested.pop(operation.id, None))
+        began = self._writes.began(getattr(operation, REQUESTED, None))
 
         def written(_: Any, error: BaseException | None) -> None:
+            self._writes.route.active.add(-1)
             tokens, asked = operation.completed_tokens, len(operation.hash_value)
             self._writes.ended(began, tokens // self._page, asked, error)
             size = tokens * self._bytes_per_token(operation) + self._written_besides(operation)
@@ -109,7 +102,6 @@ class StorageRows:
 
     def reset(self) -> None:
         """Says that the cache has forgotten what was asked for."""
-        self._requested.clear()
         if self.prefetches is not None:
             self.prefetches.abandoned()
 
@@ -155,7 +147,6 @@ class _Way:
         self._queue = route.queue()
         self._tokens, self._of_pool = route.tokens(Pool.KV), route.pool_moved(Pool.KV)
         self._partial = route.failures(PARTIAL)
-        self._cancelled = route.failures(CANCELLED)
         self._failed = route.failures(ErrorType.OTHER)
 
     def began(self, requested: float | None) -> float:
@@ -168,17 +159,19 @@ class _Way:
     def ended(
         self, began: float, pages: int, asked: int, error: BaseException | None, *, cancelled: bool = False
     ) -> None:
-        self.route.active.add(-1)
         if pages:  # Bytes without their time would make the backend look faster than it is.
             self.route.duration.record(time.monotonic() - began)
         if error is not None:
-            self.route.failures(type(error).__name__).add(1)
+            self.failed(error)
         elif pages >= asked:
             self.route.finished.add(1)
         elif cancelled:
-            self._cancelled.add(1)
+            self.route.failures(CANCELLED).add(1)
         else:
             (self._partial if pages else self._failed).add(1)
+
+    def failed(self, error: BaseException) -> None:
+        self.route.failures(type(error).__name__).add(1)
 
     def moved(self, tokens: int, token_bytes: int, size: int) -> None:
         self._tokens.add(tokens)

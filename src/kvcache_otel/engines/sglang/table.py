@@ -110,7 +110,7 @@ HOOKS: tuple[Hook, ...] = (
         name="adder.admitted",
         target=f"{_MANAGERS}.schedule_policy:PrefillAdder._account_prefill_cache_admission",
         body="admitted",
-        fact="nothing: the hook adder.budget tells prompt tokens by tier there",
+        fact="",  # Before, SGLang does all of it in the function above.
         since="0.5.20",
     ),
     # Losing.
@@ -200,7 +200,7 @@ HOOKS: tuple[Hook, ...] = (
         target=f"{_CACHE}.backup_kv_cache",
         body="retraction_backed_up",
         fact="backups of retracted requests",
-        since="0.5.21",
+        formerly="retraction_backup",
         moment="around",
     ),
     Hook(
@@ -208,7 +208,7 @@ HOOKS: tuple[Hook, ...] = (
         target=f"{_CACHE}.restore_kv_cache",
         body="retraction_restored",
         fact="load-backs of retracted requests",
-        since="0.5.21",
+        formerly="retraction_restore",
         moment="around",
     ),
     # Storage.
@@ -296,10 +296,10 @@ HOOKS: tuple[Hook, ...] = (
         moment="before",
     ),
     Hook(
-        name="storage.write_queued",
-        target=f"{_CONTROLLER}.write_storage",
-        body="storage_write_requested",
-        fact="how long backups to storage wait",
+        name="storage.requested",
+        target=f"{_MEM}.hybrid_cache.hybrid_cache_controller:StorageOperation.__init__",
+        body="storage_requested",
+        fact="how long reads from storage and writes to it wait",
     ),
     Hook(
         name="storage.write",
@@ -329,6 +329,7 @@ LIMITS: tuple[tuple[str, str], ...] = (
     ("whether what the host tier evicts is in storage", ""),
     ("block lookups in any tier; what storage had is in kvcache.prefetch.hit.tokens", ""),
     ("bytes of sidecars, which ride on another pool's slots, by pool; they are in kvcache.transfer.io", ""),
-    ("caches other than UnifiedRadixCache", ""),
+    ("caches other than UnifiedRadixCache, and one that is disabled (--disable-radix-cache, PD decode)", ""),
+    ("what PD decode servers offload by DecodeKVCacheOffloadManager", ""),
     ("most models: before 0.5.19 they get that cache only with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1", "0.5.19"),
 )

@@ -12,13 +12,17 @@ from kvcache_otel.semconv import TimingSource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcache_otel.engines.hooks import Finish
     from kvcache_otel.record.cells import Counter
     from kvcache_otel.record.probe import CacheProbe, Route
 
-    Finish = Callable[[Any, BaseException | None], None]
-
 # What `error.type` says of copies that a reset of the cache has forgotten. They ran; nobody waits for them any more.
 RESET = "cache_reset"
+
+
+# How many requests or copies may wait of which nobody says any more what has become of them: the hook that does has
+# stepped aside. SGLang itself has a few under way.
+FORGOTTEN = 4096
 
 
 class _Copy(NamedTuple):
@@ -51,6 +55,7 @@ class DirectionRows:
         destination: str,
         *,
         stream: str,
+        queued: bool,
         refused: Counter | None = None,
     ) -> None:
         """Args:
@@ -59,6 +64,7 @@ class DirectionRows:
         source: The tier that is read.
         destination: The tier that is written.
         stream: The transfer engine's attribute that holds the stream of this direction.
+        queued: Whether copies wait for others to be merged with, and somebody says since when.
         refused: Counts what found no room, where nobody else does.
         """
         self._page = cache.page_size
@@ -67,7 +73,7 @@ class DirectionRows:
         self._routes: dict[str, Route] = {}
         self._usual = self._route(TimingSource.DEVICE_EVENT if self._clock.ticks else TimingSource.WALL_CLOCK)
         self._pinned = self._usual.pins()
-        self._queue = self._usual.queue()
+        self._queue = self._usual.queue() if queued else None
         self._pools: dict[str, _PoolRows] = {}
         self._host_pools = None if config.is_sharded(cache.cache_controller) else cache.host_pool_group.entries
         riding = {config.pool_name(spec.pool_name) for spec in cache.sidecar_pool_specs}
@@ -83,6 +89,8 @@ class DirectionRows:
 
     def requested(self) -> None:
         """Says that a copy is asked for, and waits to be submitted."""
+        if len(self._requested) >= FORGOTTEN:
+            self._requested.clear()
         self._requested.append(time.monotonic())
 
     def requesting(self) -> Finish:
@@ -101,7 +109,7 @@ class DirectionRows:
     def submitting(self, transfers: list[Any]) -> Finish:
         """Says that a copy is put on its stream; returns what hears how that went."""
         now = time.monotonic()
-        if self._retraction is None:
+        if self._retraction is None and self._queue is not None:
             for since in self._requested:
                 self._queue.record(now - since)
             self._requested.clear()
@@ -116,6 +124,8 @@ class DirectionRows:
             self._usual.active.add(1)
             self._pinned.add(blocks)
             if self._retraction is None:
+                if len(self._copies) >= FORGOTTEN:
+                    self._left(self._copies.pop(next(iter(self._copies))))
                 self._copies[id(completion.finish_event)] = copy
             else:
                 self._retraction.append((completion, copy, _bytes(transfers)))
@@ -125,7 +135,11 @@ class DirectionRows:
     def acknowledged(self, ack: Any) -> None:
         """Counts a copy that the scheduler found done; it has waited for the events."""
         copy = self._copies.pop(id(ack.finish_event), None)
-        self._done(ack, copy, ack.num_bytes, ack.num_tokens_by_pool or {})
+        try:
+            self._done(ack, copy, ack.num_bytes, ack.num_tokens_by_pool or {})
+        finally:
+            if copy is not None:
+                self._left(copy)
 
     def retracting(self, backup: Any = None) -> Finish:
         """Says that a retracted request is copied; returns what hears how that went.
@@ -140,9 +154,9 @@ class DirectionRows:
             for completion, copy, moved in copies:
                 if error is not None:
                     self._usual.failures(type(error).__name__).add(1)
-                    self._left(copy)
                 else:
                     self._done(completion, copy, moved, _tokens_by_pool(backup or result))
+                self._left(copy)
 
         return copied
 
@@ -172,8 +186,6 @@ class DirectionRows:
         route.finished.add(1)
         for name, count in tokens.items():
             self._pool(name).add(count)
-        if copy is not None:
-            self._left(copy)
 
     def _left(self, copy: _Copy) -> None:
         self._usual.active.add(-1)
