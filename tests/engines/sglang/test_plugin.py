@@ -119,7 +119,12 @@ def test_the_oldest_release_loads_plugins_no_differently() -> None:
     missing = {hook.name for hook in HOOKS if is_before(OLDER[0], hook.since)}
     for turn in ("used", "again"):
         assert _not_attached(found[turn]["states"]).keys() == missing
-        assert found[turn]["places"] == _targets(late=False, but=missing)
+        renamed = {f"{hook.module}.{hook.path}": hook.formerly for hook in HOOKS if hook.formerly}
+        places = [
+            f"{target.rpartition('.')[0]}.{renamed[target]}" if target in renamed else target
+            for target in _targets(late=False, but=missing)
+        ]
+        assert found[turn]["places"] == sorted(places)
         _assert_scraped(found[turn], but=missing)
     assert (found["detached"]["states"], found["detached"]["listens"]) == ({}, [])
     assert len(ended.ours) == 2, ended.ours
