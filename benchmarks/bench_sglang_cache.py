@@ -46,7 +46,8 @@ MATCH = 1.03
 """What the hooks may cost a match of 2,000 tokens."""
 
 WALK = 1.05
-"""What they may cost the walk."""
+"""What they may cost the walk. The bytes that a model would write are much of it: where they are fewer, the same hooks
+show more, and `benchmarks/README.md` says how much."""
 
 WITH_EVENTS, BARE, BARE_WITH_EVENTS = 1.15, 1.2, 1.25
 """What they may cost where blocks are published, and where there is nothing but bookkeeping: bounds against surprises.
@@ -55,7 +56,7 @@ A page has four tokens here, a sixteenth of what engines use, and so sixteen tim
 WARM_UP = 10
 """Requests before those that are timed."""
 
-ATTEMPTS = 5
+ATTEMPTS = 3
 """A ratio that is too high is measured again: a busy machine can do that, and it does not do it every time."""
 
 LONG = array("q", range(2000))
