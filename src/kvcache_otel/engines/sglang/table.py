@@ -250,7 +250,7 @@ HOOKS: tuple[Hook, ...] = (
         name="prefetch.covered",
         target=f"{_CACHE}._settle_storage_prefetch_hit",
         body="prefetch_covered",
-        fact="that the device had it meanwhile, where host memory is a buffer only and SGLang's metrics are off",
+        fact="",  # Before, SGLang tells it in prefetch.resolved.
         since="0.5.22",
     ),
     Hook(
