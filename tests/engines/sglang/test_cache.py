@@ -277,6 +277,25 @@ def test_prompt_tokens_by_the_tier_that_served_them(
     assert sum(served.values()) == sum(prompts)
 
 
+def test_each_request_of_a_batch_counts_once(make: Callable[..., CacheDriver], instrumented: Instrumented) -> None:
+    """SGLang sums over a batch, and the hooks hear of the sum with every request."""
+    driver = make()
+    driver.admit([*A, 1], "first")
+    before = {tier: instrumented.rows.value(semconv.LOOKUP_TOKENS, tier=tier) for tier in ("device", "none")}
+    adder = driver._adder(None)
+    requests = [driver._request([*A, token], f"request {token}") for token in (2, 3, 4)]
+    for request in requests:
+        request.init_next_round_input(driver.cache)
+        adder.add_one_req(request, has_chunked_req=False, truncation_align_size=None)
+    assert len(adder.can_run_list) == len(requests)
+    for request in requests:
+        driver.cache.unlock(request.lock)
+    rows = instrumented.rows
+    served = {tier: rows.value(semconv.LOOKUP_TOKENS, tier=tier) - before[tier] for tier in before}
+    assert served == {"device": adder.log_device_hit_tokens, "none": adder.log_input_tokens}
+    assert served == {"device": 3 * len(A), "none": 3}
+
+
 def test_retracted_requests_count_once(make: Callable[..., CacheDriver], instrumented: Instrumented) -> None:
     driver = make()
     driver.admit([*A, 1], "first")
