@@ -72,7 +72,12 @@ class Instrumentation:
                 return
             package, _ = ENGINES[engine]
             table = importlib.import_module(f"{package}.table")
-            self.hooks[engine] = HookSet(table.HOOKS, lambda body: getattr(self._adapter(engine), body), table.PLACE)
+            self.hooks[engine] = HookSet(
+                table.HOOKS,
+                lambda body: getattr(self._adapter(engine), body),
+                table.PLACE,
+                lambda: self._hook_failed(engine),
+            )
             self.hooks[engine].attach()
             if meter_provider is not None and not settings.enabled and is_installed(engine):
                 _check_processes(table)
@@ -114,8 +119,17 @@ class Instrumentation:
                 borrow_handlers(engine)  # Again: some engines configure their loggers after they have loaded plugins.
                 _check_version(engine, importlib.import_module(f"{package}.table"))
                 runtime = self._alive()
-                self._adapters[engine] = adapter(runtime.probe, runtime.flush)
+                made = self._adapters[engine] = adapter(runtime.probe, runtime.flush)
+                if hasattr(made, "watch_hooks"):
+                    hooks = self.hooks[engine]
+                    made.watch_hooks(lambda: hooks.lost(_version(engine)), hooks.failed)
             return self._adapters[engine]
+
+    def _hook_failed(self, engine: str) -> None:
+        """Tells an engine's adapter, where it has one that wants to know, that a hook of its has missed something."""
+        adapter: Any = self._adapters.get(engine)
+        if hasattr(adapter, "hook_failed"):
+            adapter.hook_failed()
 
     def _alive(self) -> Runtime:
         if self._runtime is None:
@@ -164,12 +178,15 @@ def _check_processes(table: Any) -> None:
 def _check_version(engine: str, table: Any) -> None:
     from kvcache_otel.engines.versions import warning
 
-    try:
-        version = str(getattr(sys.modules.get(engine), "__version__", ""))
-    except Exception:  # An engine's module may run code of its own when it is asked.
-        version = ""
-    if problem := warning(table.NAME, version, table.SUPPORTED, table.FULL):
+    if problem := warning(table.NAME, _version(engine), table.SUPPORTED, table.FULL):
         _logger.warning("kvcache: %s (`kvcache-otel doctor` lists it)", problem)
+
+
+def _version(engine: str) -> str:
+    try:
+        return str(getattr(sys.modules.get(engine), "__version__", ""))
+    except Exception:  # An engine's module may run code of its own when it is asked.
+        return ""
 
 
 instrumentation = Instrumentation()

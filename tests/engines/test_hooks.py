@@ -559,6 +559,42 @@ def test_adapter_that_cannot_be_loaded_is_a_failing_body(hook_on: Callable[..., 
     hooks.detach()
 
 
+def test_what_hooks_have_missed_is_known_and_told(engine: Path, seen: Seen) -> None:
+    told: list[tuple[set[str], set[str]]] = []
+    hooks = HookSet(
+        [
+            Hook(name="there", target="fake_engine.core:function", body="b", fact="f"),
+            Hook(name="gone", target="fake_engine.core:nothing", body="b", fact="f"),
+            Hook(name="later", target="fake_engine.core:nothing_yet", body="b", fact="f", since="2.1"),
+            Hook(name="unused", target="fake_engine.nobody_imports:this", body="b", fact="f"),
+        ],
+        seen.resolve,
+        changed=lambda: told.append((set(hooks.lost("2.0")), set(hooks.failed()))),
+    )
+    hooks.attach()
+    core().function(1)
+    assert hooks.lost("2.0") == {"gone"}
+    assert hooks.lost("2.1") == {"gone", "later"}
+    assert hooks.lost("") == {"gone", "later"}  # A version that cannot be read is no excuse.
+    assert hooks.failed() == set()
+    seen.bodies["b"] = raising(ValueError("ours"))
+    hooks.points[0].body = hooks.points[0]._careful
+    for number in range(STEP_ASIDE_AFTER + 2):
+        core().function(number)
+    assert told == [({"gone"}, {"there"}), ({"gone", "there"}, {"there"})]
+    hooks.detach()
+
+
+def test_whoever_is_told_may_fail_too(engine: Path, seen: Seen) -> None:
+    seen.bodies["b"] = raising(ValueError("ours"))
+    hook = Hook(name="h", target="fake_engine.core:function", body="b", fact="f")
+    hooks = HookSet([hook], seen.resolve, changed=raising(RuntimeError("theirs")))
+    hooks.attach()
+    assert [core().function(number) for number in range(9)] == list(range(3, 12))
+    assert hooks.points[0].state == "aside"
+    hooks.detach()
+
+
 class UnspeakableError(Exception):
     """An exception that cannot even be shown."""
 

@@ -12,9 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.post_import import PostImport
+from kvcache_otel.engines.versions import is_before
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Set
     from types import ModuleType
     from typing import Literal
 
@@ -91,6 +92,7 @@ class HookPoint:
     """
 
     __slots__ = (
+        "_changed",
         "_in_a_row",
         "_name",
         "_original",
@@ -104,12 +106,16 @@ class HookPoint:
         "why",
     )
 
-    def __init__(self, hook: Hook, resolve: Callable[[str], Callable[..., Any]]) -> None:
+    def __init__(
+        self, hook: Hook, resolve: Callable[[str], Callable[..., Any]], changed: Callable[[], None] = lambda: None
+    ) -> None:
         """Args:
         hook: What it is.
         resolve: Gives the adapter's method by name; asked at the first call, so that attaching loads no adapter.
+        changed: Called when a fact was lost here for the first time, and when the hook has stepped aside.
         """
         self.hook = hook
+        self._changed = changed
         self._state: State | Callable[[], State] = "waiting"
         self.why = f"{hook.module} has not been imported"
         self.errors = 0
@@ -227,6 +233,9 @@ class HookPoint:
             self.body = None
             self.state = "aside"
             self.why = f"stepped aside after {self._in_a_row} failures in a row, last: {_words(error)}"
+        if self.errors == 1 or self._state == "aside":
+            with suppress(Exception):  # Whoever hears of it is as fallible as the hook.
+                self._changed()
         if self.errors == 1:
             with suppress(Exception):  # A handler of somebody's that raises must not hurt the engine either.
                 _logger.warning(
@@ -311,7 +320,13 @@ def _around(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any
         except BaseException as error:
             finished(finish, None, error)
             raise
-        finished(finish, result, None)
+        try:  # As in `finished`, without its call.
+            finish(result, None)
+        except Exception as error:
+            try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
+                point.failed(error)
+            except RecursionError:  # The engine is that deep already, and has to hear it from itself.
+                pass
         return result
 
     def finished(finish: Callable[..., Any], result: Any, raised: BaseException | None) -> None:
@@ -377,14 +392,17 @@ class HookSet:
         hooks: Iterable[Hook],
         resolve: Callable[[str], Callable[..., Any]],
         place: Callable[[HookPoint, ModuleType], None] = HookPoint.attach,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
         hooks: The engine's table.
         resolve: Gives a body of the engine's adapter by name, at the first call that needs it.
         place: Puts a hook into its module, for an engine that has a way of its own to be hooked. Must not raise.
+        changed: Called when a hook has lost a fact for the first time, and when it has stepped aside.
         """
         self._hooks = tuple(hooks)
         self._place = place
+        self._changed = changed
         self._resolve = resolve
         self._imports = PostImport()
         self.points: tuple[HookPoint, ...] = ()
@@ -394,11 +412,27 @@ class HookSet:
         """Whether `attach` was called, and `detach` was not since."""
         return bool(self.points)
 
+    def lost(self, version: str) -> Set[str]:
+        """Returns the names of the hooks that see nothing of what the engine does.
+
+        Args:
+            version: The engine's own; what came with a later one is not missed.
+        """
+        return {
+            point.hook.name
+            for point in self.points
+            if (state := point.state) == "aside" or (state == "missing" and not is_before(version, point.hook.since))
+        }
+
+    def failed(self) -> Set[str]:
+        """Returns the names of the hooks that have missed something: what they book is not all there is."""
+        return {point.hook.name for point in self.points if point.errors}
+
     def attach(self) -> None:
         """Hooks what is imported already, and the rest when it is; a second call does nothing."""
         if self.points:
             return
-        self.points = tuple(HookPoint(hook, self._resolve) for hook in self._hooks)
+        self.points = tuple(HookPoint(hook, self._resolve, self._changed) for hook in self._hooks)
         for point in self.points:
             self._imports.when_imported(point.hook.module, lambda module, point=point: self._place(point, module))
 

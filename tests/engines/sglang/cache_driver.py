@@ -484,11 +484,7 @@ class CacheDriver:
             TimeoutError: The storage does not answer.
         """
         request = self.begin_prefetch(tokens, request_id)
-        deadline = time.monotonic() + timeout
-        while not self.is_prefetched(request):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"a prefetch stays in flight: {self.in_flight()}")
-            self._wait_a_step()
+        self.wait_for_prefetch(request, timeout)
         return self.end_prefetch(request)
 
     def begin_prefetch(self, tokens: Sequence[int], request_id: str) -> Req:
@@ -516,6 +512,18 @@ class CacheDriver:
         """Whether the request waits for the storage no longer. To be asked once in a step, as the scheduler does."""
         self._take_over()
         return self.cache.check_prefetch_progress(_handle(request))
+
+    def wait_for_prefetch(self, request: Req, timeout: float = 10.0) -> None:
+        """Step until the request waits for the storage no longer.
+
+        Raises:
+            TimeoutError: The storage does not answer.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.is_prefetched(request):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a prefetch stays in flight: {self.in_flight()}")
+            self._wait_a_step()
 
     def end_prefetch(self, request: Req) -> Prefetched:
         """The last part of `prefetch`: the request is served."""
@@ -747,6 +755,11 @@ class CacheDriver:
         for layer in range(LAYERS):
             yield self._memory.k_buffer[layer], layer / 4
             yield self._memory.v_buffer[layer], layer / 4 + 0.5
+
+    def fill(self, slots: torch.Tensor, number: float) -> None:
+        """Write one number to slots, whatever their tokens are. Costs less than computing what `check` expects."""
+        for tensor, offset in self._parts():
+            tensor[slots] = number + offset
 
     def _write(self, slots: torch.Tensor, numbers: np.ndarray) -> None:
         values = torch.from_numpy(numbers).reshape(-1, 1, 1)

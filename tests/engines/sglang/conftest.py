@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import sglang
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.hooks import HookSet
@@ -44,7 +45,8 @@ class Instrumented:
         self._forgiven: set[str] = set()
         self.ports: list[int] = []
         self.adapter = SglangAdapter(self._probe, self._flush)
-        self.hooks = HookSet(HOOKS, lambda body: getattr(self.adapter, body))
+        self.hooks = HookSet(HOOKS, lambda body: getattr(self.adapter, body), changed=self.adapter.hook_failed)
+        self.adapter.watch_hooks(lambda: self.hooks.lost(sglang.__version__), lambda: self.hooks.failed())
 
     @property
     def rows(self) -> Rows:

@@ -97,6 +97,11 @@ def own_counters(driver: CacheDriver) -> OwnCounters:
     )
 
 
+def unsettled(driver: CacheDriver) -> int:
+    """Tokens that the storage was found to have, of which SGLang has not counted yet what became. For metrics only."""
+    return sum(driver.cache._storage_prefetch_hit_remaining_by_reqid.values())
+
+
 class _Samples:
     """The samples of a driver's collectors."""
 

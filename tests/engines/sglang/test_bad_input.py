@@ -13,11 +13,11 @@ from tests.conftest import require
 
 require("sglang")
 
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle  # noqa: E402
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 
 from kvcache_otel import semconv  # noqa: E402
 from kvcache_otel.engines.hooks import STEP_ASIDE_AFTER  # noqa: E402
+from kvcache_otel.engines.sglang.pools import settle  # noqa: E402
 from tests.engines.sglang import cache_driver, cpu  # noqa: E402
 from tests.engines.sglang.cache_driver import PAGE, CacheDriver  # noqa: E402
 from tests.engines.sglang.conftest import Instrumented  # noqa: E402
@@ -34,6 +34,7 @@ from tests.engines.sglang.expected import (  # noqa: E402
     assert_settled,
     by_reason,
 )
+from tests.engines.sglang.oracle import pools  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,17 +50,38 @@ B = list(range(1000, 1000 + 4 * PAGE))
 
 
 def test_c5_a_hit_is_accounted_for_to_its_end(
-    make: Callable[..., CacheDriver], instrumented: Instrumented, tmp_path: Path
+    make: Callable[..., CacheDriver],
+    instrumented: Instrumented,
+    core: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """C5: storage says 1000; loading 300 is declined; 200 are evicted from the host before admission."""
-    cache = make(storage_dir=tmp_path, metrics=False).cache
-    request = CacheRequestHandle("request", 0)
-    cache._record_storage_prefetch_hit(request, 1000)
-    assert instrumented.rows.value(semconv.PREFETCH_OUTSTANDING_TOKENS, **STORAGE) == 1000
-    cache._resolve_storage_prefetch_tokens(request, 300, reason="host_capacity")
-    assert_closes(instrumented.rows)
-    cache.finish_storage_prefetch_admission(request, 500, "cache_admission_shortfall")
+    monkeypatch.setattr(cache_driver, "MAX_PROMPT", 2048)
+    driver = make(core=core, storage_dir=tmp_path, device_tokens=2048, metrics=False)
+    prompt = list(range(1000))
+    driver.insert(prompt)
+    driver.settle()
+    driver.evict(len(prompt))
+    driver.evict_host(len(prompt))
+    driver.settle()
+    group = driver.cache.host_pool_group
+    hold = group.alloc(pools(driver).host["kv"].total - 700)
+    request = driver.begin_prefetch([*prompt, 1], "request")
+    while instrumented.rows.value(semconv.PREFETCH_HIT_TOKENS, **STORAGE) == 0:
+        driver.step()
     rows = instrumented.rows
+    assert rows.value(semconv.PREFETCH_OUTSTANDING_TOKENS, **STORAGE) == 700
+    assert by_reason(rows, semconv.PREFETCH_UNFULFILLED_TOKENS) == {"host_capacity": 300}
+    assert_closes(rows)
+    driver.wait_for_prefetch(request)
+    driver.match(prompt[:500])  # It splits what has come, so that a part can go.
+    assert driver.evict_host(200) == 200
+    driver.end_prefetch(request)
+    group.free(hold)
+    driver.settle()
+    rows = instrumented.rows
+    assert rows.value(semconv.PREFETCH_HIT_TOKENS, **STORAGE) == 1000
     assert rows.value(semconv.PREFETCH_FULFILLED_TOKENS, **STORAGE) == 500
     unfulfilled = {"host_capacity": 300, "cache_admission_shortfall": 200}
     assert by_reason(rows, semconv.PREFETCH_UNFULFILLED_TOKENS) == unfulfilled
@@ -134,8 +156,8 @@ def test_g2_a_pool_that_will_not_say_has_no_row(
 def test_g3_more_free_than_there_is(make: Callable[..., CacheDriver], instrumented: Instrumented) -> None:
     driver = make(hicache=False)
     driver.allocator.available_size = lambda: driver.allocator.size + PAGE
-    driver.cache._kvcache_otel.settle()
-    driver.cache._kvcache_otel.settle()
+    settle(driver.cache._kvcache_otel.tiers)
+    settle(driver.cache._kvcache_otel.tiers)
     del driver.allocator.available_size
     rows = instrumented.rows
     assert rows.value(semconv.USAGE, tier="device", pool="kv", state="used") == 0
@@ -221,15 +243,23 @@ def test_a_backend_attached_and_detached_at_run_time(
 
 
 def test_a_backend_detached_with_a_hit_outstanding(
-    make: Callable[..., CacheDriver], instrumented: Instrumented, tmp_path: Path
+    make: Callable[..., CacheDriver], instrumented: Instrumented, core: str, tmp_path: Path
 ) -> None:
-    driver = make(storage_dir=tmp_path)
-    driver.cache._record_storage_prefetch_hit(CacheRequestHandle("request", 0), 100)
+    driver = make(core=core, storage_dir=tmp_path)
+    driver.insert(A)
+    driver.settle()
+    driver.evict(1000)
+    driver.evict_host(1000)
+    driver.settle()
+    request = driver.begin_prefetch([*A, 1], "request")
+    driver.wait_for_prefetch(request)
+    assert instrumented.rows.value(semconv.PREFETCH_OUTSTANDING_TOKENS, **STORAGE) == len(A)
+    driver.settle()
     driver.detach_storage()
     rows = instrumented.rows
-    assert by_reason(rows, semconv.PREFETCH_UNFULFILLED_TOKENS) == {"other": 100}
+    assert by_reason(rows, semconv.PREFETCH_UNFULFILLED_TOKENS) == {"other": len(A)}
     assert_closes(rows)
-    driver.cache.finish_storage_prefetch_admission(CacheRequestHandle("request", 0), 100, None)
+    driver.end_prefetch(request)  # From the host, as if it had always been there.
     assert instrumented.rows.value(semconv.PREFETCH_FULFILLED_TOKENS, **STORAGE) == 0
 
 

@@ -11,10 +11,13 @@ from tests.conftest import require
 
 require("sglang")
 
+import torch  # noqa: E402
+
 from kvcache_otel import semconv  # noqa: E402
 from kvcache_otel.engines.sglang import config  # noqa: E402
 from kvcache_otel.engines.sglang.device import DeviceRows  # noqa: E402
 from kvcache_otel.engines.sglang.host import HostRows  # noqa: E402
+from kvcache_otel.engines.sglang.pools import settle  # noqa: E402
 from kvcache_otel.engines.sglang.storage import StorageRows  # noqa: E402
 from kvcache_otel.engines.sglang.transfer import DirectionRows  # noqa: E402
 from kvcache_otel.identity import Identity  # noqa: E402
@@ -115,7 +118,7 @@ def rows(recorder: Recorder) -> Rows:
 def test_every_pool_of_the_device(probe: CacheProbe, rows: Rows) -> None:
     cache = FakeCache()
     device = DeviceRows(probe, cache)
-    device.settle()
+    settle([device])
     for pool, limit, free, evictable in (("kv", 128, 100, 16), ("swa", 40, 30, 8), ("mamba", 10, 6, 2)):
         where = {"tier": "device", "pool": pool}
         assert rows.value(semconv.LIMIT, **where) == limit
@@ -142,9 +145,9 @@ def test_every_pool_of_the_device(probe: CacheProbe, rows: Rows) -> None:
 def test_every_pool_of_the_host_but_those_that_ride(probe: CacheProbe, rows: Rows) -> None:
     cache = FakeCache()
     host = HostRows(probe, cache)
-    host.settle()
+    settle([host])
     cache.add_rider()
-    host.settle()
+    settle([host])
     used = {
         str(dict(key)[semconv.KVCACHE_POOL]): value
         for key, value in rows.values(semconv.USAGE).items()
@@ -164,7 +167,7 @@ def test_what_the_host_holds_and_what_it_evicts(probe: CacheProbe, rows: Rows) -
     host.backup_done(["node", "of another cache"])
     host.hold()
     assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 3
-    host.freed([range(4), range(4)])
+    host.freed([torch.arange(4), torch.arange(4)])
     host.hold()
     assert rows.total(semconv.EVICTION_TOKENS) == 0
     assert rows.value(semconv.RESIDENT_BLOCKS, tier="host", view="held") == 1
@@ -179,10 +182,10 @@ def test_bytes_of_a_retracted_request_count_every_pool_once(probe: CacheProbe, r
     cache.add_rider()
     copies = DirectionRows(probe, cache, "device", "host", stream="device_to_host_stream", queued=True)
     kv, swa, indexer = (
-        SimpleNamespace(host_pool=pool, host_indices=range(slots), is_draft=False)
+        SimpleNamespace(host_pool=pool, host_indices=torch.arange(slots), is_draft=False)
         for pool, slots in ((cache.kv, 8), (cache.swa, 4), (cache.indexer, 8))
     )
-    packed = SimpleNamespace(host_pool=cache.kv, host_indices=range(8), is_draft=True)
+    packed = SimpleNamespace(host_pool=cache.kv, host_indices=torch.arange(8), is_draft=True)
     finish = copies.retracting()
     completion = SimpleNamespace(timing_enabled=False, start_event=None, finish_event=None)
     copies.submitting([kv, swa, indexer, packed])(completion, None)

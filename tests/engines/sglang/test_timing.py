@@ -164,13 +164,30 @@ def test_t2_without_timed_events_the_clock_on_the_wall_says_so(
     device(event)
     driver = make()
     _copy_both_ways(driver)
-    rows = instrumented.rows
-    for route in (BACKUP, LOAD_BACK):
-        assert rows.value(semconv.TRANSFER_OPERATIONS, **route) == 1
-        assert _samples(rows, timing="wall_clock", **route)[0] == 1
-        assert rows.histogram(semconv.TRANSFER_DURATION, timing="device_event", **route) is None
-        assert rows.value(semconv.TRANSFER_IO, timing="wall_clock", **route)
-    assert_equals_sglang(rows, driver, timing="wall_clock")
+    _assert_the_wall_clock_says_so(instrumented.rows)
+    assert_equals_sglang(instrumented.rows, driver, timing="wall_clock")
+    assert script.synchronised == 2
+
+
+def test_t2_a_device_without_events(
+    make: Callable[..., CacheDriver],
+    instrumented: Instrumented,
+    script: Script,
+    device: Callable[[Any], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """T2: the device's module has no class `Event`. SGLang makes no copy there unless it gets events elsewhere."""
+    device(None)
+    monkeypatch.setattr(l2_transfer, "make_timing_event_pair", lambda: (ScriptedEvent(), ScriptedEvent(), False))
+    monkeypatch.setattr(
+        l2_transfer.L2TransferEngine, "_start_event", staticmethod(lambda event: event or ScriptedEvent())
+    )
+    with pytest.raises(AttributeError):
+        l2_transfer._timing_events_supported()
+    driver = make()
+    _copy_both_ways(driver)
+    _assert_the_wall_clock_says_so(instrumented.rows)
+    assert_equals_sglang(instrumented.rows, driver, timing="wall_clock")
     assert script.synchronised == 2
 
 
@@ -214,6 +231,17 @@ def test_an_event_that_cannot_be_read_costs_its_sample_alone(
     assert _samples(rows, timing="device_event", **BACKUP)[0] == 0
     assert rows.value(semconv.TELEMETRY_DROPPED, reason="event_lost") == 2
     instrumented.forgive(semconv.TELEMETRY_DROPPED)
+
+
+def _assert_the_wall_clock_says_so(rows: Rows) -> None:
+    """One copy each way, timed by the clock on the wall alone. None has failed."""
+    for route in (BACKUP, LOAD_BACK):
+        assert rows.value(semconv.TRANSFER_OPERATIONS, **route) == 1
+        assert rows.total(semconv.TRANSFER_OPERATIONS, **route) == 1
+        assert _samples(rows, timing="wall_clock", **route)[0] == 1
+        assert rows.histogram(semconv.TRANSFER_DURATION, timing="device_event", **route) is None
+        assert rows.value(semconv.TRANSFER_IO, timing="wall_clock", **route)
+        assert rows.value(semconv.TRANSFER_IO, timing="device_event", **route) is None
 
 
 def _samples(rows: Rows, **labels: str) -> tuple[int, float]:

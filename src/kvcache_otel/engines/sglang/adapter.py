@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel.engines.sglang import config
 from kvcache_otel.engines.sglang.cache import ROWS, CacheRows
+from kvcache_otel.engines.sglang.pools import settle
 from kvcache_otel.engines.sglang.storage import PAGES, REQUESTED
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
 
     from kvcache_otel.engines.hooks import Finish
     from kvcache_otel.engines.sglang.host import HostRows
@@ -37,7 +38,23 @@ class SglangAdapter:
         """
         self._probe = probe
         self._flush = flush
+        self._lost: Callable[[], Set[str]] = frozenset
+        self._failed: Callable[[], Set[str]] = frozenset
         self._caches: weakref.WeakSet[CacheRows] = weakref.WeakSet()
+
+    def watch_hooks(self, lost: Callable[[], Set[str]], failed: Callable[[], Set[str]]) -> None:
+        """Says who knows which hooks can be relied upon.
+
+        Args:
+            lost: Returns the names of those that see nothing.
+            failed: Returns the names of those that have missed something.
+        """
+        self._lost, self._failed = lost, failed
+
+    def hook_failed(self) -> None:
+        """Ends the rows that are wrong since a hook has missed something."""
+        for rows in list(self._caches):
+            rows.lose(self._lost(), self._failed())
 
     def forget(self) -> None:
         """Ends the rows of every cache: from now on nobody tells them of it."""
@@ -53,6 +70,7 @@ class SglangAdapter:
         else:
             rows = CacheRows(self._probe(config.identity(cache), config.local_rank()), cache)
             rows.belongs_to(cache)
+            rows.lose(self._lost(), self._failed())
             self._caches.add(rows)
 
     def tiers_built(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
@@ -65,12 +83,14 @@ class SglangAdapter:
             rows.belongs_to(cache.tree_core, controller, controller.l2_transfer_engine, pipeline)
             if controller.enable_storage:
                 rows.attach_storage(controller)
+            rows.lose(self._lost(), self._failed())
 
     def storage_attached(self, _: None, controller: Any, *__: Any, **___: Any) -> None:
         """`attach_storage_backend`, at run time: it raises where it fails."""
         rows = _rows(controller)
         if rows is not None and controller.enable_storage:
             rows.attach_storage(controller)
+            rows.lose(self._lost(), self._failed())
 
     def storage_detached(self, _: None, controller: Any) -> None:
         """`detach_storage_backend`: its threads have ended."""
@@ -82,15 +102,15 @@ class SglangAdapter:
 
     def events_checked(self, _: None, cache: Any) -> None:
         """`check_hicache_events`: where the scheduler learns what has ended since the last step."""
-        rows = _rows(cache)
+        rows: CacheRows | None = getattr(cache, ROWS, None)
         if rows is not None:
-            rows.settle()
+            settle(rows.tiers)
 
     def step_done(self, _: Any, scheduler: Any, *__: Any, **___: Any) -> None:
         """`Scheduler.process_batch_result` and `on_idle`: the end of a step, with HiCache or without."""
         rows = _rows(getattr(scheduler, "tree_cache", None))
         if rows is not None:
-            rows.settle()
+            settle(rows.tiers)
 
     def events_taken(self, events: Any, cache: Any) -> None:
         """`take_events`, on its way to the publisher. It drains: the result may only be looked at."""
@@ -98,7 +118,8 @@ class SglangAdapter:
         if rows is not None and rows.published is not None:
             if isinstance(events, Sequence):  # To look at anything else could be to take it.
                 rows.published.apply(cast("Sequence[Any]", events))
-            rows.hold()
+            for tier in rows.tiers:
+                tier.hold()
 
     def cache_reset(self, _: None, cache: Any) -> None:
         """`_reset_full`; SGLang calls it once before there are rows."""
@@ -118,7 +139,7 @@ class SglangAdapter:
 
     def evicting(self, cache: Any, request_by_type: Any, tracker: dict[Any, int], *_: Any, **__: Any) -> Finish | None:
         """`_evict_components`: one eviction pass, which counts what it frees in its tracker."""
-        rows = _rows(cache)
+        rows: CacheRows | None = getattr(cache, ROWS, None)
         return rows.device.eviction(tracker) if rows is not None else None
 
     def dropped(self, _: None, cache: Any, dropped_tokens: Any, reason: Any) -> None:
@@ -136,15 +157,15 @@ class SglangAdapter:
 
     def host_evicted(self, result: Any, core: Any, *_: Any, **__: Any) -> None:
         """`drive_host_eviction` of either tree core."""
-        host = _host(core)
-        if host is not None:
-            host.evicted(result.tracker)
+        rows: CacheRows | None = getattr(core, ROWS, None)
+        if rows is not None and rows.host is not None:
+            rows.host.evicted(result.tracker)
 
     def host_freed(self, component: Any, host_values: list[Any]) -> None:
         """`FullComponent.free_host_values`: every slot of full attention that the tree gives up."""
-        host = _host(component.cache)
-        if host is not None:
-            host.freed(host_values)
+        rows: CacheRows | None = getattr(component.cache, ROWS, None)
+        if rows is not None and rows.host is not None:
+            rows.host.freed(host_values)
 
     def store_dropped(self, _: None, pipeline: Any, num_tokens: int) -> None:
         """`BufferModePipeline._log_backup_dropped`: backups that host memory had no room for, or that came too late."""
@@ -156,9 +177,9 @@ class SglangAdapter:
 
     def backup_allocated(self, slots: Any, cache: Any, node_id: Any, device_value: Any, *_: Any, **__: Any) -> None:
         """`_execute_kv_backup`: a node's copy has got its slots, or there were none."""
-        rows = _rows(cache)
+        rows: CacheRows | None = getattr(cache, ROWS, None)
         if rows is not None and rows.host is not None and rows.backup is not None:
-            rows.host.backup_began(node_id, slots, len(device_value))
+            rows.host.backup_began(node_id, slots, device_value.numel())
             # Before 0.5.21 it is on its stream by now.
             if slots is not None and cache.cache_controller.write_queue:
                 rows.backup.requested()
@@ -170,7 +191,7 @@ class SglangAdapter:
 
     def backup_submitted(self, engine: Any, transfers: list[Any], *_: Any, **__: Any) -> Finish | None:
         """`submit_device_to_host`."""
-        rows = _rows(engine)
+        rows: CacheRows | None = getattr(engine, ROWS, None)
         return rows.backup.submitting(transfers) if rows is not None and rows.backup is not None else None
 
     def load_back_submitted(self, engine: Any, transfers: list[Any], *_: Any, **__: Any) -> Finish | None:
@@ -180,7 +201,7 @@ class SglangAdapter:
 
     def backup_acknowledged(self, _: None, cache: Any, ack: Any) -> None:
         """`_log_write_ack_metrics`: called whether SGLang's metrics are on or not, after it has waited for the copy."""
-        rows = _rows(cache)
+        rows: CacheRows | None = getattr(cache, ROWS, None)
         if rows is not None and rows.host is not None and rows.backup is not None:
             rows.host.backup_done(ack.node_ids)
             rows.backup.acknowledged(ack)

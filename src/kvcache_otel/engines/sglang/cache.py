@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.engines.sglang import config
+from kvcache_otel.engines.sglang import config, needs
 from kvcache_otel.engines.sglang.device import DeviceRows
 from kvcache_otel.engines.sglang.host import HostRows
+from kvcache_otel.engines.sglang.pools import settle
 from kvcache_otel.engines.sglang.storage import StorageRows
 from kvcache_otel.engines.sglang.transfer import DirectionRows
 from kvcache_otel.events.published import PublishedBooks
 from kvcache_otel.semconv import Reason, Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from kvcache_otel.record.probe import CacheProbe
+
+_logger = logging.getLogger(__name__)
 
 # The attribute under which a cache, and what belongs to it, carries its rows.
 ROWS = "_kvcache_otel"
@@ -30,6 +36,7 @@ class CacheRows:
     Attributes:
         device: The device tier.
         host: The host tier; None without HiCache.
+        tiers: Both, or the one that there is; for `settle`.
         backup: Copies from device to host; None without HiCache.
         load_back: Copies from host to device; None without HiCache.
         storage: The storage backend; None while none is attached.
@@ -51,8 +58,11 @@ class CacheRows:
         self._storage_tier: str = Tier.UNKNOWN
         self._storage_facts = config.StorageFacts(hits=False, loads=False, skips=False)
         self.published = PublishedBooks(probe, Tier.DEVICE) if config.publishes(cache) else None
+        self._core = config.core(cache)
+        self._said: set[str] = set()
         self._parts: list[weakref.ref[Any]] = []
-        self.settle()
+        self.tiers: tuple[DeviceRows | HostRows, ...] = (self.device,)
+        settle(self.tiers)
 
     def belongs_to(self, *parts: Any) -> None:
         """Lets a cache, or parts of it, carry these rows: whoever is called by SGLang finds them there.
@@ -93,7 +103,8 @@ class CacheRows:
         self._storage_facts = config.storage_facts(cache)
         if self.published is not None:
             self.published = PublishedBooks(probe, Tier.DEVICE, Tier.HOST)
-        self.settle()
+        self.tiers = (self.device, host)
+        settle(self.tiers)
 
     def attach_storage(self, controller: Any) -> None:
         """Adds a storage backend; whatever is attached already is detached."""
@@ -119,17 +130,43 @@ class CacheRows:
             if tokens != counted:
                 self._served.tier(tier).add(tokens - counted)
 
-    def hold(self) -> None:
-        """Takes over how many blocks the tree holds in each tier."""
-        self.device.hold()
-        if self.host is not None:
-            self.host.hold()
+    def lose(self, lost: Set[str], failed: Set[str]) -> None:
+        """Ends the gauges that would be wrong; see `needs`.
 
-    def settle(self) -> None:
-        """Takes over what the tiers hold, blocks and pools."""
-        self.device.settle()
-        if self.host is not None:
-            self.host.settle()
+        Args:
+            lost: The names of the hooks that see nothing.
+            failed: The names of those that have missed something.
+        """
+        if self.tiers and (settling := needs.settling(hicache=self.host is not None)) in lost:
+            self._ended("kvcache.usage, kvcache.limit and kvcache.resident.blocks", {settling})
+            for tier in self.tiers:
+                tier.unknown()
+            self.tiers = ()
+        hooks = lost | failed
+        if self.host is not None and (needed := hooks & needs.resident_host(self._core)):
+            self._ended("kvcache.resident.blocks of the host tier", needed)
+            self.host.resident_unknown()
+        if self.backup is not None and (needed := hooks & needs.BACKUP):
+            self._ended("kvcache.transfer.active of backups", needed)
+            self.backup.active_unknown()
+        if self.load_back is not None and (needed := hooks & needs.LOAD_BACK):
+            self._ended("kvcache.transfer.active of load-backs", needed)
+            self.load_back.active_unknown()
+        prefetches = None if self.storage is None else self.storage.prefetches
+        if prefetches is not None and (needed := hooks & needs.OUTSTANDING):
+            self._ended("kvcache.prefetch.outstanding.tokens", needed)
+            prefetches.outstanding_unknown()
+        if self.published is not None and (needed := hooks & needs.PUBLISHED):
+            self._ended("kvcache.resident.blocks as published", needed)
+            self.published = None
+
+    def _ended(self, what: str, hooks: Set[str]) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            names = ", ".join(sorted(hooks))
+            _logger.warning(
+                "kvcache: no rows of %s: they would be wrong, since the hook %s has missed something", what, names
+            )
 
     def reset(self) -> None:
         """Says that the cache was emptied, whatever was under way."""
@@ -140,4 +177,4 @@ class CacheRows:
                 copies.reset()
         if self.storage is not None:
             self.storage.reset()
-        self.settle()
+        settle(self.tiers)

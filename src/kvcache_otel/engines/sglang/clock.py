@@ -16,6 +16,7 @@ class CopyClock:
 
     Attributes:
         ticks: Whether copies will have a device time, by SGLang's events or by ours.
+        ours: Whether by ours.
     """
 
     def __init__(self, transfer_engine: Any, stream: str) -> None:
@@ -27,12 +28,12 @@ class CopyClock:
         self._stream = stream
         self._module: Any = importlib.import_module(_MODULE)
         theirs = self._sglang_times()
-        self._ours = not theirs
+        self.ours = not theirs
         self.ticks: bool = theirs or self._event() is not None
 
     def begin(self) -> Any:
         """Records an event before a copy; returns None where SGLang does so, or nobody can."""
-        return self._recorded() if self._ours else None
+        return self._recorded() if self.ours else None
 
     def end(self, begun: Any) -> tuple[Any, Any] | None:
         """Records an event after the copy; returns it with the one before, or None where that failed."""
@@ -51,13 +52,13 @@ class CopyClock:
             try:
                 event.record(getattr(self._engine, self._stream))
             except Exception:
-                self._ours, event = False, None
+                self.ours, event = False, None
         return event
 
     def _event(self) -> Any:
-        if self._ours:
+        if self.ours:
             try:
                 return self._module.device_module.Event(enable_timing=True)
             except Exception:  # What is raised depends on the device.
-                self._ours = False
+                self.ours = False
         return None

@@ -80,6 +80,11 @@ def is_sharded(controller: Any) -> bool:
     return bool(getattr(controller, "is_kv_sharded", False))
 
 
+def core(cache: Any) -> str:
+    """Returns which of SGLang's tree cores a cache has: ``rust`` or ``python``."""
+    return "rust" if "rust" in type(cache.tree_core).__module__ else "python"
+
+
 class StorageFacts(NamedTuple):
     """What a version of SGLang tells of a cache's storage; what it does not has no rows.
 

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class DeviceRows:
-    """What one cache holds on the device and loses from it."""
+    """What one cache holds on the device and loses from it.
+
+    Attributes:
+        pools: Its pools there.
+    """
 
     def __init__(self, probe: CacheProbe, cache: Any) -> None:
         """Args:
@@ -38,7 +42,7 @@ class DeviceRows:
         }
         # A pass counts as one, and is timed, where it frees slots of full attention, by SGLang as well.
         self._full = next(component for component in cache.tree_components if config.pool_of(component) == Pool.KV)
-        self._pools = list(_pools(probe, cache))
+        self.pools = list(_pools(probe, cache))
         self._dropped: dict[str, Counter] = {}
 
     def watch_drops(self, reasons: tuple[str, ...]) -> None:
@@ -49,11 +53,11 @@ class DeviceRows:
         """Takes over how many blocks the tree holds here."""
         self._resident.value = (self._evictable() + self._protected()) // self._page
 
-    def settle(self) -> None:
-        """Takes over what the tree and the pools hold."""
-        self.hold()
-        for pool in self._pools:
-            pool.settle()
+    def unknown(self) -> None:
+        """Ends what depends on being asked after every step: nobody does any more."""
+        self._resident.set(None)
+        for pool in self.pools:
+            pool.rows.forget()
 
     def eviction(self, tracker: dict[Any, int]) -> Finish:
         """Says that an eviction pass begins; returns what hears of its end.

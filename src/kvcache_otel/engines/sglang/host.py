@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvcache_otel.engines.sglang import config
 from kvcache_otel.engines.sglang.pools import PoolRows
 from kvcache_otel.engines.sglang.transfer import FORGOTTEN
+from kvcache_otel.record.cells import unread
 from kvcache_otel.semconv import Reason, Tier, View
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ class HostRows:
     Neither tree core says how much that is, and one of them cannot be walked. So it is booked where it changes: a
     backup makes a copy, which counts when it is there (SGLang announces it then); a prefetch puts one into the tree;
     and all slots that the tree gives up go through one function.
+
+    Attributes:
+        pools: Its pools there, but for those that ride on another's slots.
     """
 
     def __init__(self, probe: CacheProbe, cache: Any) -> None:
@@ -32,8 +36,8 @@ class HostRows:
         self._probe = probe
         self._page = cache.page_size
         self._entries, self._riders = cache.host_pool_group.entries, cache.sidecar_pool_specs
-        self._pools: list[PoolRows] = []
-        self._known = (0, 0)
+        self.pools: list[PoolRows] = []
+        self._known = 0
         self._resident = probe.resident(Tier.HOST, View.HELD)
         self._block_size = probe.block_size(Tier.HOST)
         self._block_size.set(self._page)
@@ -79,7 +83,7 @@ class HostRows:
     def freed(self, runs: Iterable[Any]) -> None:
         """Books runs of slots that the tree has given up."""
         for run in runs:
-            self._held -= len(run)
+            self._held -= run.numel()
 
     def cleared(self) -> None:
         """Books that the tree is empty."""
@@ -87,23 +91,29 @@ class HostRows:
         self._pending.clear()
 
     def hold(self) -> None:
-        """Takes over how many blocks the tree holds here."""
-        self._resident.set(self._held // self._page)
-
-    def settle(self) -> None:
-        """Takes over what the tree and the pools hold."""
-        self.hold()
-        if self._known != (len(self._entries), len(self._riders)):
+        """Takes over how many blocks the tree holds here, and pools that have come since the cache was built."""
+        held = self._held // self._page
+        if held != self._resident.value:
+            self._resident.set(held)
+        if len(self._entries) + len(self._riders) != self._known:
             self._learn()
-        for pool in self._pools:
-            pool.settle()
+
+    def unknown(self) -> None:
+        """Ends what depends on being asked after every step: nobody does any more."""
+        self.resident_unknown()
+        for pool in self.pools:
+            pool.rows.forget()
+
+    def resident_unknown(self) -> None:
+        """Ends the row of the blocks that the tree holds: not all that changes them is told any more."""
+        self._resident = unread()
 
     def _learn(self) -> None:
-        """Makes the rows of the pools that there are now; some come when the cache has been built."""
-        self._known = (len(self._entries), len(self._riders))
+        """Makes the rows of the pools that there are now; SGLang only ever adds some."""
+        self._known = len(self._entries) + len(self._riders)
         riders = {config.pool_name(spec.pool_name) for spec in self._riders}
         # A pool that rides on another's slots gives none away, and is as full as that one; its own number would be 0.
-        self._pools = [
+        self.pools = [
             _pool(self._probe, entry) for entry in self._entries if config.pool_name(entry.name) not in riders
         ]
 

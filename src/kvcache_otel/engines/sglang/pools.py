@@ -1,17 +1,19 @@
-"""One pool of one tier, asked for what it holds; a pool that will not say has no row."""
+"""What the tiers hold, and each pool of them; a pool that will not say has no row."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from kvcache_otel.record.probe import CacheProbe
 
 
 class PoolRows:
-    """The rows of one pool."""
+    """The rows of one pool, and how it is asked: by name, and anew each time, since others may replace its methods."""
+
+    __slots__ = ("_probe", "_what", "evictable", "failed", "free", "pool", "rows", "size")
 
     def __init__(
         self,
@@ -34,25 +36,47 @@ class PoolRows:
         evictable: Says how many slots are free to be evicted; None where SGLang does not tell them from used ones.
         """
         self._probe = probe
-        self._rows = probe.pool(tier, name)
-        self._pool, self._size, self._free, self._evictable = pool, size, free, evictable
         self._what = f"the {name} pool of the {tier} tier"
-        self._failed = False
+        self.rows = probe.pool(tier, name)
+        self.pool, self.size, self.free, self.evictable = pool, size, free, evictable
+        self.failed = False
 
-    def settle(self) -> None:
-        """Takes over what the pool holds now. What raises here is the pool's own trouble, and said once."""
-        pool, evictable = self._pool, self._evictable
-        try:  # By name, and asked anew each time: others may replace them.
-            limit, free = getattr(pool, self._size), getattr(pool, self._free)()
-            held = None if evictable is None else evictable()
-        except Exception as error:
-            self._unknown(error)
-            return
-        self._failed = False
-        self._rows.settle(limit, free, held)
-
-    def _unknown(self, error: Exception) -> None:
-        self._rows.forget()
-        if not self._failed:
-            self._failed = True
+    def unknown(self, error: Exception) -> None:
+        """Ends the rows, and says once why."""
+        self.rows.forget()
+        if not self.failed:
+            self.failed = True
             self._probe.gauge_failed(self._what, error)
+
+
+class TierRows(Protocol):
+    """What a tier tells after every step."""
+
+    @property
+    def pools(self) -> Sequence[PoolRows]:
+        """Its pools."""
+        ...
+
+    def hold(self) -> None:
+        """Takes over how many blocks the tree holds there."""
+        ...
+
+
+def settle(tiers: Iterable[TierRows]) -> None:
+    """Takes over what tiers hold, blocks and pools. What a pool raises is its own trouble, and said once.
+
+    All of it in one function: this runs in every step, when the processor has long forgotten the one before.
+    """
+    for tier in tiers:
+        tier.hold()
+        for pool in tier.pools:
+            asked, evictable = pool.pool, pool.evictable
+            try:
+                limit, free = getattr(asked, pool.size), getattr(asked, pool.free)()
+                held = None if evictable is None else evictable()
+            except Exception as error:
+                pool.unknown(error)
+                continue
+            if pool.failed:
+                pool.failed = False
+            pool.rows.settle(limit, free, held)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.sglang.transfer import FORGOTTEN
+from kvcache_otel.record.cells import unread
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class PrefetchBooks:
         """Books that nobody waits for any of them any more."""
         for request in list(self._remaining):
             self.finished(request, 0, None)
+
+    def outstanding_unknown(self) -> None:
+        """Ends the row of what is not settled: not all that settles it is told any more."""
+        self._rows.outstanding = unread()
 
     def _settle(self, fulfilled: int, unfulfilled: int, reason: str | None) -> None:
         self._rows.outstanding.add(-(fulfilled + unfulfilled))

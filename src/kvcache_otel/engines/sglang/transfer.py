@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.sglang import config
 from kvcache_otel.engines.sglang.clock import CopyClock
+from kvcache_otel.record.cells import unread
 from kvcache_otel.semconv import TimingSource
 
 if TYPE_CHECKING:
@@ -25,18 +26,9 @@ RESET = "cache_reset"
 FORGOTTEN = 4096
 
 
-class _Copy(NamedTuple):
-    """A copy that is on its stream.
-
-    Attributes:
-        submitted: When, by `time.monotonic`.
-        pair: Events of ours around it, where SGLang does not time it.
-        blocks: Blocks that it pins.
-    """
-
-    submitted: float
-    pair: tuple[Any, Any] | None
-    blocks: int
+# A copy that is on its stream: since when, by `time.monotonic`; events of ours around it, where SGLang does not time
+# it; and the blocks that it pins. A plain tuple: one is made for each.
+_Copy = tuple[float, tuple[Any, Any] | None, int]
 
 
 class DirectionRows:
@@ -71,8 +63,10 @@ class DirectionRows:
         self._clock = CopyClock(cache.cache_controller.l2_transfer_engine, stream)
         self._make_route: Callable[[str], Route] = lambda timing: probe.route(source, destination, timing=timing)
         self._routes: dict[str, Route] = {}
+        self._counts_active = True
         self._usual = self._route(TimingSource.DEVICE_EVENT if self._clock.ticks else TimingSource.WALL_CLOCK)
-        self._pinned = self._usual.pins()
+        self._ticks = self._clock.ticks
+        self._active, self._pinned = self._usual.active, self._usual.pins()
         self._queue = self._usual.queue() if queued else None
         self._pools: dict[str, _PoolRows] = {}
         self._host_pools = None if config.is_sharded(cache.cache_controller) else cache.host_pool_group.entries
@@ -83,7 +77,10 @@ class DirectionRows:
         self._refused = refused
         self._requested: list[float] = []
         self._copies: dict[int, _Copy] = {}
-        self._retraction: list[tuple[Any, _Copy, int]] | None = None
+        self._blocks = 0
+        self._retraction: list[tuple[Any, int]] | None = None
+        # Of the copy that is being submitted, one at a time: when it was, the blocks that it pins, an event before it.
+        self._submitting: tuple[float, int, Any] = (0.0, 0, None)
 
     # -- what SGLang does, in its order --------------------------------------------------------------------------------
 
@@ -109,37 +106,39 @@ class DirectionRows:
     def submitting(self, transfers: list[Any]) -> Finish:
         """Says that a copy is put on its stream; returns what hears how that went."""
         now = time.monotonic()
-        if self._retraction is None and self._queue is not None:
-            for since in self._requested:
-                self._queue.record(now - since)
+        if self._requested and self._retraction is None:
+            if self._queue is not None:
+                for since in self._requested:
+                    self._queue.record(now - since)
             self._requested.clear()
-        begun = self._clock.begin()
+        blocks = transfers[0].host_indices.numel() // self._page if transfers else 0
+        self._submitting = now, blocks, self._clock.begin() if self._clock.ours else None
+        return self._submitted if self._retraction is None else self._submitted_apart(transfers)
 
+    def _submitted(self, completion: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._usual.failures(type(error).__name__).add(1)
+            return
+        now, blocks, begun = self._submitting
+        copies = self._copies
+        if len(copies) >= FORGOTTEN:
+            self._blocks -= copies.pop(next(iter(copies)))[2]
+        copies[id(completion.finish_event)] = now, None if begun is None else self._clock.end(begun), blocks
+        self._blocks += blocks
+        self._active.value = len(copies)
+        self._pinned.value = self._blocks
+
+    def _submitted_apart(self, transfers: list[Any]) -> Finish:
         def submitted(completion: Any, error: BaseException | None) -> None:
-            if error is not None:
-                self._usual.failures(type(error).__name__).add(1)
-                return
-            blocks = len(transfers[0].host_indices) // self._page if transfers else 0
-            copy = _Copy(now, None if begun is None else self._clock.end(begun), blocks)
-            self._usual.active.add(1)
-            self._pinned.add(blocks)
-            if self._retraction is None:
-                if len(self._copies) >= FORGOTTEN:
-                    self._left(self._copies.pop(next(iter(self._copies))))
-                self._copies[id(completion.finish_event)] = copy
-            else:
-                self._retraction.append((completion, copy, _bytes(transfers)))
+            self._submitted(completion, error)
+            if error is None and self._retraction is not None:
+                self._retraction.append((completion, _bytes(transfers)))
 
         return submitted
 
     def acknowledged(self, ack: Any) -> None:
         """Counts a copy that the scheduler found done; it has waited for the events."""
-        copy = self._copies.pop(id(ack.finish_event), None)
-        try:
-            self._done(ack, copy, ack.num_bytes, ack.num_tokens_by_pool or {})
-        finally:
-            if copy is not None:
-                self._left(copy)
+        self._done(ack, ack.num_bytes, ack.num_tokens_by_pool or {})
 
     def retracting(self, backup: Any = None) -> Finish:
         """Says that a retracted request is copied; returns what hears how that went.
@@ -150,13 +149,13 @@ class DirectionRows:
         self._retraction = []
 
         def copied(result: Any, error: BaseException | None) -> None:
-            copies, self._retraction = self._retraction or [], None
-            for completion, copy, moved in copies:
+            completions, self._retraction = self._retraction or [], None
+            for completion, moved in completions:
                 if error is not None:
+                    self._left(completion)
                     self._usual.failures(type(error).__name__).add(1)
                 else:
-                    self._done(completion, copy, moved, _tokens_by_pool(backup or result))
-                self._left(copy)
+                    self._done(completion, moved, _tokens_by_pool(backup or result))
 
         return copied
 
@@ -165,36 +164,60 @@ class DirectionRows:
         self._requested.clear()
         if self._copies:
             self._usual.failures(RESET).add(len(self._copies))
-            for copy in self._copies.values():
-                self._left(copy)
             self._copies.clear()
+            self._blocks = self._active.value = self._pinned.value = 0
+
+    def active_unknown(self) -> None:
+        """Ends the rows of what is active: not every copy's beginning and end is told any more."""
+        self._counts_active = False
+        for route in self._routes.values():
+            route.active.set(None)
+        self._pinned.set(None)
+        self._active, self._pinned = unread(), unread()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _done(self, timed: Any, copy: _Copy | None, moved: int, tokens: dict[Any, int]) -> None:
-        if timed.timing_enabled:
-            route = self._route(TimingSource.DEVICE_EVENT)
+    def _done(self, timed: Any, moved: int, tokens: dict[Any, int]) -> None:
+        copy = self._left(timed)
+        if timed.timing_enabled and self._ticks:
+            route = self._usual
             route.timed(timed.start_event, timed.finish_event)
-        elif copy is not None and copy.pair is not None:
-            route = self._route(TimingSource.DEVICE_EVENT)
-            route.timed(*copy.pair)
         else:
-            route = self._route(TimingSource.WALL_CLOCK)
-            if copy is not None:
-                route.duration.record(time.monotonic() - copy.submitted)
+            route = self._ended(copy)
         route.moved.add(moved)
         route.finished.add(1)
         for name, count in tokens.items():
-            self._pool(name).add(count)
+            pool = self._pools.get(name) or self._pool(name)
+            pool.tokens.add(count)
+            if pool.moved is not None:
+                pool.moved.add(count * pool.host_pool.size_per_token)
 
-    def _left(self, copy: _Copy) -> None:
-        self._usual.active.add(-1)
-        self._pinned.add(-copy.blocks)
+    def _ended(self, copy: _Copy | None) -> Route:
+        """Times a copy that SGLang has not timed; returns the rows that it belongs to."""
+        if copy is not None and copy[1] is not None:
+            route = self._route(TimingSource.DEVICE_EVENT)
+            route.timed(*copy[1])
+        else:
+            route = self._route(TimingSource.WALL_CLOCK)
+            if copy is not None:
+                route.duration.record(time.monotonic() - copy[0])
+        return route
+
+    def _left(self, timed: Any) -> _Copy | None:
+        copies = self._copies
+        copy = copies.pop(id(timed.finish_event), None)
+        if copy is not None:
+            self._blocks -= copy[2]
+            self._active.value = len(copies)
+            self._pinned.value = self._blocks
+        return copy
 
     def _route(self, timing: str) -> Route:
         route = self._routes.get(timing)
         if route is None:
             route = self._routes[timing] = self._make_route(timing)
+            if not self._counts_active:
+                route.active.set(None)
         return route
 
     def _pool(self, name: str) -> _PoolRows:
@@ -207,7 +230,9 @@ class DirectionRows:
 
 
 class _PoolRows:
-    """What is copied of one pool."""
+    """What is copied of one pool: tokens, and bytes where the pool tells how many a token has."""
+
+    __slots__ = ("host_pool", "moved", "tokens")
 
     def __init__(self, route: Route, pool: str, host_pool: Any) -> None:
         """Args:
@@ -215,14 +240,9 @@ class _PoolRows:
         pool: The catalogue's name of the pool.
         host_pool: SGLang's; None where a rank copies a part of the tokens that it counts.
         """
-        self._tokens = route.tokens(pool)
-        self._moved = None if host_pool is None else route.pool_moved(pool)
-        self._host_pool: Any = host_pool
-
-    def add(self, tokens: int) -> None:
-        self._tokens.add(tokens)
-        if self._moved is not None:
-            self._moved.add(tokens * self._host_pool.size_per_token)
+        self.tokens = route.tokens(pool)
+        self.moved = None if host_pool is None else route.pool_moved(pool)
+        self.host_pool: Any = host_pool
 
 
 def _bytes(transfers: list[Any]) -> int:
