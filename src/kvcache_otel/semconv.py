@@ -784,7 +784,8 @@ BLOCK_SIZE: Final = MetricSpec(
     unit="{token}",
     brief="Tokens per block, the unit (also called page or chunk) that a tier counts in. Fold: read one rank.",
     fold="one_rank",
-    attributes=(KVCACHE_TIER,),
+    attributes=(KVCACHE_TIER, KVCACHE_WORKER, KVCACHE_RANK_DP),
+    optional=frozenset({KVCACHE_WORKER, KVCACHE_RANK_DP}),
     values={KVCACHE_TIER: _TIER_WITHOUT_NONE},
 )
 

@@ -603,6 +603,5 @@ def test_nothing_is_remembered_of_blocks_that_are_gone(events: list[Any]) -> Non
     for event in events:
         if not isinstance(event, AllBlocksCleared):
             publisher.publish(BlockRemoved(event.block_hashes))
-    for book in publisher.books._books.values():
+    for book in publisher.books._ledger.books.values():
         assert not book.blocks
-        assert not getattr(book, "_more", None)

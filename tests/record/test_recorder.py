@@ -393,7 +393,7 @@ def test_limit_holds_for_each_metric_apart_and_for_every_kind_of_cell(lines: pyt
 
 
 def test_limit_leaves_room_for_what_the_sdk_folds_itself() -> None:
-    assert Recorder(IDENTITY)._limit <= 2_000 // 2
+    assert Recorder(IDENTITY).series_limit <= 2_000 // 2
 
 
 # ---------------------------------------------------------------------------------- bookkeeping gone wrong
@@ -639,3 +639,40 @@ def test_a_number_that_64_bits_do_not_hold_is_a_float(held: int, exported: type)
     level.value = held
     (point,) = recorder.points(semconv.LIMIT)
     assert type(point.value) is exported
+
+
+# ------------------------------------------------------------------------------------------- rows about a worker
+
+
+def of_worker(name: str, rank: int = 2) -> Attributes:
+    return {semconv.KVCACHE_WORKER: name, semconv.KVCACHE_RANK_DP: rank}
+
+
+def test_rows_about_a_worker_carry_its_rank_and_no_identity(recorder: Recorder) -> None:
+    recorder.level(semconv.BLOCK_SIZE, {TIER: "device"}).set(1)
+    level = recorder.level(semconv.BLOCK_SIZE, {TIER: "device", **of_worker("w")})
+    level.set(16)
+    assert [point.attributes for point in recorder.points(semconv.BLOCK_SIZE)] == [{TIER: "device", **of_worker("w")}]
+
+
+def test_rows_end_by_a_label_whoever_writes_them(recorder: Recorder) -> None:
+    counters = {name: recorder.counter(semconv.EVENT_BATCHES_LOST, of_worker(name)) for name in ("gone", "stays")}
+    level = recorder.level(semconv.BLOCK_SIZE, {TIER: "device", **of_worker("gone")})
+    level.set(16)
+    recorder.observe(semconv.EVENT_LAST_AGE, of_worker("gone"), lambda: 1.0)
+    for counter in counters.values():
+        counter.add(3)
+    recorder.end(semconv.KVCACHE_WORKER, "gone")
+    counters["gone"].add(1)
+    level.set(32)
+    assert rows(recorder, semconv.EVENT_BATCHES_LOST, semconv.KVCACHE_WORKER) == {"stays": 3}
+    assert list(recorder.points(semconv.BLOCK_SIZE)) == list(recorder.points(semconv.EVENT_LAST_AGE)) == []
+    assert recorder.counter(semconv.EVENT_BATCHES_LOST, of_worker("gone")).value == 0
+
+
+def test_series_that_have_ended_make_room() -> None:
+    recorder = Recorder(IDENTITY, series_limit=10)
+    for number in range(50):
+        recorder.counter(semconv.EVENT_BATCHES_LOST, of_worker(f"w{number}")).add(1)
+        recorder.end(semconv.KVCACHE_WORKER, f"w{number}")
+    assert recorder.dropped(semconv.Reason.LABEL_OVERFLOW).value == 0

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvcache_otel import semconv
-from kvcache_otel.events.books import Book, CopiesBook
-from kvcache_otel.events.medium import medium, tier
+from kvcache_otel.events.counts import event_cells
+from kvcache_otel.events.ledger import Ledger
+from kvcache_otel.events.medium import medium
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import EventMedium, EventType, Reason, View
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-    from kvcache_otel.record.cells import Counter, Level
-    from kvcache_otel.record.probe import CacheProbe, Labels
-    from kvcache_otel.spec import MetricSpec
+    from kvcache_otel.record.probe import CacheProbe
 
 _logger = logging.getLogger(__name__)
 
@@ -29,11 +28,6 @@ _TYPES: Mapping[str, str] = {
 
 # Collections too, but of no hashes.
 _NO_HASHES = (str, bytes, bytearray, memoryview, Mapping)
-
-
-class _Cells(NamedTuple):
-    events: Counter
-    blocks: Counter
 
 
 class PublishedBooks:
@@ -52,25 +46,14 @@ class PublishedBooks:
         clears_device_only: Whether "all blocks cleared" means the device's alone. Otherwise it empties every tier.
         """
         self._probe = probe
-        self._new_book = CopiesBook if copies else Book
-        self._clears_device_only = clears_device_only
         self._said = False
-        self._books: dict[str, Book] = {}
-        self._rows: list[tuple[Book, Level]] = []
-        kinds, media = (
-            sorted(semconv.ATTRIBUTES[key].members or ())
-            for key in (semconv.KVCACHE_EVENT_TYPE, semconv.KVCACHE_EVENT_MEDIUM)
+        self._ledger = Ledger(
+            lambda where: probe.resident(where, View.PUBLISHED),
+            *tiers,
+            copies=copies,
+            clears_device_only=clears_device_only,
         )
-        self._cells = {
-            (kind, named): _Cells(
-                _counter(probe, semconv.EVENTS, kind, named), _counter(probe, semconv.EVENT_BLOCKS, kind, named)
-            )
-            for kind in kinds
-            for named in media
-        }
-        for name in tiers:
-            self._open(name)
-        self._settle()
+        self._cells = event_cells(probe.counter, {semconv.KVCACHE_VIEW: View.PUBLISHED})
 
     def apply(self, events: Iterable[Any]) -> None:
         """Takes over what is about to be published. An event that cannot be read loses only itself.
@@ -89,58 +72,32 @@ class PublishedBooks:
             cells = self._cells[kind, named]
             cells.events.add(1)
             cells.blocks.add(blocks)
-        self._settle()
+        self._ledger.settle()
 
     def forget(self) -> None:
         """Empties the books and ends the rows, until events are applied again."""
-        for book in self._books.values():
-            book.clear()
-        for _, level in self._rows:
-            level.set(None)
+        self._ledger.empty()
+        self._ledger.hide()
 
     def _take(self, event: Any, kind: str, named: str) -> int:
         """Takes over one event, the whole of it or nothing, and returns how many blocks it is about."""
         if kind == EventType.BLOCK_STORED:
             hashes = _hashes(event)
-            self._book(named).store(hashes)
+            self._ledger.book(named).store(hashes)
         elif kind == EventType.BLOCK_REMOVED:
             hashes = _hashes(event)
-            missing = self._book(named).remove(hashes) if named != EventMedium.UNTAGGED else self._discard(hashes)
+            missing = (
+                self._ledger.remove(hashes)
+                if named == EventMedium.UNTAGGED
+                else self._ledger.book(named).remove(hashes)
+            )
             if missing:
                 self._probe.accounting_error(Reason.UNKNOWN_REMOVE, missing)
         else:
             if kind == EventType.ALL_BLOCKS_CLEARED:
-                self._clear()
+                self._ledger.cleared()
             return 0
         return len(hashes)
-
-    def _discard(self, hashes: tuple[Hashable, ...]) -> int:
-        found: set[Hashable] = set()
-        for book in self._books.values():
-            found |= book.discard(hashes)
-        return len(hashes) - len(found)
-
-    def _clear(self) -> None:
-        for named, book in self._books.items():
-            if named == EventMedium.DEVICE or not self._clears_device_only:
-                book.clear()
-
-    def _book(self, named: str) -> Book:
-        book = self._books.get(named)
-        return book if book is not None else self._open(named)
-
-    def _open(self, named: str) -> Book:
-        book = self._books[named] = self._new_book()
-        where = tier(named)
-        if where is not None:
-            self._rows.append((book, self._probe.resident(where, View.PUBLISHED)))
-        return book
-
-    def _settle(self) -> None:
-        for book, level in self._rows:
-            resident = len(book.blocks)
-            if level.value != resident:
-                level.set(resident)
 
     def _unreadable(self, event: object, error: Exception) -> None:
         self._probe.accounting_error(Reason.OTHER)
@@ -148,15 +105,6 @@ class PublishedBooks:
             self._said = True
             what = f"{type(error).__name__}: {printable(error)}"
             _logger.warning("kvcache: a KV event was not read (%s): %r", printable(type(event)), what)
-
-
-def _counter(probe: CacheProbe, spec: MetricSpec, kind: str, named: str) -> Counter:
-    labels: Labels = {
-        semconv.KVCACHE_VIEW: View.PUBLISHED,
-        semconv.KVCACHE_EVENT_TYPE: kind,
-        semconv.KVCACHE_EVENT_MEDIUM: named,
-    }
-    return probe.counter(spec, labels)
 
 
 def _inherited(event: object) -> str:

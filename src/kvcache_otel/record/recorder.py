@@ -23,7 +23,7 @@ from kvcache_otel.record.labels import Labels, printable
 from kvcache_otel.record.timing import Harvester
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kvcache_otel.identity import Identity
     from kvcache_otel.spec import MetricSpec
@@ -71,8 +71,8 @@ class _Series:
     def __init__(self, attributes: Attributes) -> None:
         self.attributes = attributes
         self.cell: Counter | Histogram | None = None
-        self.levels: list[weakref.ref[Level]] = []
-        self.readers: list[Reader] = []
+        self.levels: Sequence[weakref.ref[Level]] = ()
+        self.readers: Sequence[Reader] = ()
 
 
 class Recorder:
@@ -86,6 +86,7 @@ class Recorder:
             bookkeeping (`kvcache.accounting.errors`).
         replayed: Samples that wait for the histograms of somebody else's provider, or None where the provider is ours.
         harvester: Event pairs that wait for their device; without a thread until there is one.
+        series_limit: Series that each metric may have.
     """
 
     def __init__(self, identity: Identity, *, replay: bool = False, series_limit: int = SERIES_LIMIT) -> None:
@@ -96,7 +97,8 @@ class Recorder:
         """
         self.identity = identity
         self.replayed: deque[tuple[ReplayedHistogram, float]] | None = deque() if replay else None
-        self._limit = series_limit
+        self.series_limit = series_limit
+        self._refused, self._underflown = self._refuse, self._underflow  # Bound once: cells are many.
         self._labels = Labels()
         self._lock = threading.RLock()
         self._tables: dict[str, dict[tuple[object, ...], _Series]] = {name: {} for name in semconv.METRICS}
@@ -121,7 +123,7 @@ class Recorder:
             return DiscardedCounter(series)
         with self._lock:
             if series.cell is None:
-                series.cell = Counter(self._refuse)
+                series.cell = Counter(self._refused)
         assert isinstance(series.cell, Counter)
         return series.cell
 
@@ -141,7 +143,7 @@ class Recorder:
         series = self._series(spec, labels, identity)
         if isinstance(series, Counter):
             return DiscardedLevel(series)
-        level = Level(self._underflow)
+        level = Level(self._underflown)
         with self._lock:
             living = [other for other in series.levels if other() is not None]
             series.levels = [*living, weakref.ref(level)]
@@ -172,6 +174,13 @@ class Recorder:
         alive: Callable[[], object] = weakref.ref(owner) if owner is not None else lambda: True
         with self._lock:
             series.readers = [*series.readers, Reader(read, alive, [])]
+
+    def end(self, key: str, value: str | int) -> None:
+        """Ends every row that has this value for an attribute; what is written to its cells from now on is lost."""
+        with self._lock:
+            for table in self._tables.values():
+                for row in [row for row, series in table.items() if series.attributes.get(key) == value]:
+                    del table[row]
 
     # -- what went wrong -------------------------------------------------------------------------------------------
 
@@ -276,8 +285,9 @@ class Recorder:
     def _series(self, spec: MetricSpec, labels: Attributes, identity: Identity | None) -> _Series | Counter:
         """Returns the series, or the counter of what is dropped where there may be none."""
         attributes: Attributes = {}
-        given = dict((identity or self.identity).attributes()) | labels if spec.identity else labels
-        keys = (*semconv.IDENTITY_ATTRIBUTES, *spec.attributes) if spec.identity else spec.attributes
+        own = spec.identity and semconv.KVCACHE_WORKER not in labels  # A worker is somebody else.
+        given = dict((identity or self.identity).attributes()) | labels if own else labels
+        keys = (*semconv.IDENTITY_ATTRIBUTES, *spec.attributes) if own else spec.attributes
         if unknown := given.keys() - set(keys):
             raise KeyError(f"{spec.name} has no {', '.join(sorted(unknown))}")
         for key in keys:
@@ -291,10 +301,10 @@ class Recorder:
             attributes[key] = folded
         with self._lock:
             table = self._tables[spec.name]
-            row = tuple(attributes.items())
+            row = tuple(attributes.get(key) for key in keys)
             series = table.get(row)
             if series is None:
-                if len(table) >= self._limit:
+                if len(table) >= self.series_limit:
                     return self._overflow(spec)
                 series = table[row] = _Series(attributes)
             return series
@@ -305,7 +315,7 @@ class Recorder:
             _logger.warning(
                 "kvcache: %s has %d series; more are not recorded, see kvcache.telemetry.dropped",
                 spec.name,
-                self._limit,
+                self.series_limit,
             )
         return self._dropped[semconv.Reason.LABEL_OVERFLOW]
 

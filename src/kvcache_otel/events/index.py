@@ -1,0 +1,132 @@
+"""The index: which blocks a consumer of KV events believes to be where, booked when an event says so, never by walking.
+
+Books are kept by owner, which is a worker and one of its data-parallel ranks, and by medium. One thread applies what
+comes; readers of the rows read cells.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from kvcache_otel import semconv
+from kvcache_otel.events.counts import CELLS
+from kvcache_otel.events.worker import AUTO, OTHER, Worker
+from kvcache_otel.record.labels import LONGEST, printable
+from kvcache_otel.semconv import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache_otel.record.recorder import Recorder
+
+_logger = logging.getLogger(__name__)
+
+
+def series(owners: int) -> int:
+    """Returns how many series of one metric a recorder must allow for so many owners to have rows of their own."""
+    return (owners + 1) * CELLS  # One is for all the others.
+
+
+class BlockIndex:
+    """The blocks of all workers.
+
+    Attributes:
+        recorder: Where the rows are.
+        clock: Tells the time, in seconds.
+        workers: Those that were added and not released, by name.
+    """
+
+    def __init__(self, recorder: Recorder, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Args:
+        recorder: Where the rows are. How many series it allows decides how many owners have rows of their own; what
+            the others have is added up in one row, of the worker `OTHER`.
+        clock: Tells the time, in seconds.
+        """
+        self.recorder = recorder
+        self.clock = clock
+        self.workers: dict[str, Worker] = {}
+        self._labels = {OTHER}
+        self._room = max(0, recorder.series_limit // CELLS - 1)
+        self._full = False
+        self._maintained = recorder.level(semconv.INDEX_MAINTAINED, {})
+        self._maintained.set(1)
+
+    def add(
+        self, name: str, *, engine: str = AUTO, block_size: int | None = None, clears_device_only: bool = False
+    ) -> Worker:
+        """Adds a worker. What its events say has rows from the first on that names a rank.
+
+        Args:
+            name: What its rows call it.
+            engine: What its events mean: ``vllm`` announces each copy of a block, ``sglang`` and any other does not;
+                ``auto`` looks for what tells them apart.
+            block_size: Tokens in a block of the device tier, where that is known; otherwise it is learned.
+            clears_device_only: Whether "all blocks cleared" means the device's alone. Otherwise it empties every tier.
+
+        Raises:
+            ValueError: There is a worker of this name.
+        """
+        if name in self.workers:
+            raise ValueError(f"there is a worker {printable(name)!r} already")
+        worker = self.workers[name] = Worker(
+            self,
+            name,
+            self._label(name) if self.take_room() else OTHER,
+            engine=engine,
+            block_size=block_size,
+            clears_device_only=clears_device_only,
+        )
+        return worker
+
+    def release(self, name: str) -> None:
+        """Ends a worker: its books, and every row about it, whoever writes it. Does nothing where there is none."""
+        worker = self.workers.pop(name, None)
+        if worker is None:
+            return
+        ranks = len(worker.ranks)
+        blocks, agreed = worker.close()
+        if worker.label != OTHER:
+            self.recorder.end(semconv.KVCACHE_WORKER, worker.label)
+            self._labels.discard(worker.label)
+            self._room += worker.rooms
+        if agreed:
+            _logger.info("kvcache: worker %r released, with %d blocks of %d ranks", printable(name), blocks, ranks)
+        else:
+            self.recorder.accounting_error(Reason.RECOUNT)
+            _logger.error(
+                "kvcache: worker %r released, with %d blocks of %d ranks, and its rows said something else",
+                printable(name),
+                blocks,
+                ranks,
+            )
+
+    def close(self) -> None:
+        """Releases every worker; from now on a row says that no index is kept."""
+        for name in list(self.workers):
+            self.release(name)
+        self._maintained.set(0)
+
+    def take_room(self) -> bool:
+        """Takes the room for the rows of one owner, and returns whether there was any."""
+        if self._room > 0:
+            self._room -= 1
+            return True
+        if not self._full:
+            self._full = True
+            _logger.warning(
+                "kvcache: no room for rows of more workers and ranks; the others are added up in kvcache.worker=%r",
+                OTHER,
+            )
+        return False
+
+    def _label(self, name: str) -> str:
+        label = text = printable(name) or "unnamed"
+        number = 1
+        while label in self._labels:  # Another that is the same as far as labels go, or a clever one.
+            number += 1
+            mark = f"~{number}"
+            label = text[: LONGEST - len(mark)] + mark
+        self._labels.add(label)
+        return label

@@ -1,0 +1,236 @@
+"""A worker: one publisher of KV events, what it sends, and what that adds up to."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kvcache_otel import semconv
+from kvcache_otel.events.guess import EngineGuess
+from kvcache_otel.events.owner import Owner
+from kvcache_otel.events.wire import PayloadDecoder, WireError
+from kvcache_otel.record.labels import printable
+from kvcache_otel.semconv import Engine, Reason, Tier
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from kvcache_otel.events.index import BlockIndex
+    from kvcache_otel.events.wire import Batch
+    from kvcache_otel.record.probe import Labels
+
+_logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+"""An engine that is told by its events."""
+
+OTHER = "_OTHER"
+"""The worker of the rows in which owners are added up for which there is no room; their rank is `MORE`."""
+
+MORE = -1
+"""The rank of what is added up over ranks."""
+
+MOST_RANKS = 256
+"""Ranks of one worker that are kept apart; a publisher that names more of them is making them up."""
+
+
+class Worker:
+    """One publisher: what it sends is decoded, counted and booked.
+
+    Attributes:
+        name: As it was given.
+        label: What its rows call it; `OTHER` where there is no room for rows of its own.
+        rooms: Owners for whose rows it takes room.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_clears_device_only",
+        "_decoder",
+        "_engine",
+        "_failures",
+        "_guess",
+        "_index",
+        "_owners",
+        "_reserved",
+        "_resizes",
+        "_said",
+        "label",
+        "name",
+        "rooms",
+    )
+
+    def __init__(
+        self,
+        index: BlockIndex,
+        name: str,
+        label: str,
+        *,
+        engine: str,
+        block_size: int | None,
+        clears_device_only: bool,
+    ) -> None:
+        """See `BlockIndex.add`, which makes them."""
+        self.name = name
+        self.label = label
+        self._index: BlockIndex | None = index
+        self._engine = None if engine == AUTO else engine
+        self._guess = EngineGuess() if engine == AUTO else None
+        self._block_size = block_size
+        self._clears_device_only = clears_device_only
+        self.rooms = int(label != OTHER)
+        self._reserved = self.rooms == 1  # The first rank has room, however many ranks others name.
+        self._decoder = PayloadDecoder()
+        self._owners: dict[int, Owner] = {}
+        self._said: set[str] = set()
+        self._resizes: set[str] = set()
+        self._failures = {
+            reason: index.recorder.counter(
+                semconv.EVENT_DECODE_FAILURES, {semconv.KVCACHE_WORKER: label, semconv.KVCACHE_REASON: reason}
+            )
+            for reason in sorted(semconv.EVENT_DECODE_FAILURES.values[semconv.KVCACHE_REASON])
+        }
+
+    @property
+    def engine(self) -> str | None:
+        """The engine, given or told by its events; None while it is not known."""
+        return self._engine
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The data-parallel ranks that have been seen, `MORE` for all that are not kept apart."""
+        return tuple(self._owners)
+
+    def receive(self, payload: Buffer, rank: int = 0) -> Batch | None:
+        """Decodes a payload, counts what cannot be read, and applies the rest; raises nothing, whatever it is.
+
+        Args:
+            payload: One batch, as it came.
+            rank: The data-parallel rank, where the batch names none.
+
+        Returns:
+            The batch, or None where nothing could be read.
+        """
+        try:
+            batch = self._decoder.decode(payload)
+        except WireError as error:
+            self.failed(error.reason, detail=str(error))
+            return None
+        self.apply(batch, rank)
+        return batch
+
+    def apply(self, batch: Batch, rank: int = 0) -> None:
+        """Books a batch, and counts those of its events that could not be read. Does nothing after the release.
+
+        Args:
+            batch: What was decoded.
+            rank: The data-parallel rank, where the batch names none.
+        """
+        index = self._index
+        if index is None:
+            return
+        for reason, times in batch.failures.items():
+            self.failed(reason, times, detail="an event")
+        if self._guess is not None and self._guess.see(batch):
+            self._settle(self._guess)
+        owner = self.owner(rank if batch.rank is None else batch.rank)
+        owner.heard = index.clock()
+        owner.apply(batch.events)
+
+    def failed(self, reason: str, times: int = 1, *, detail: str = "") -> None:
+        """Counts what could not be read, and says each reason once.
+
+        Args:
+            reason: Why, one of those of ``kvcache.event.decode.failures``.
+            times: How often.
+            detail: More about it, for the log.
+        """
+        self._failures.get(reason, self._failures[Reason.OTHER]).add(times)
+        if self._index is not None and reason in self._failures and reason not in self._said:
+            self._said.add(reason)
+            _logger.warning(
+                "kvcache: worker %r sends what cannot be read (%s): %r; "
+                "further ones are counted in kvcache.event.decode.failures",
+                printable(self.name),
+                reason,
+                printable(detail),
+            )
+
+    def owner(self, rank: int) -> Owner:
+        """Returns the owner of one rank, whose rows exist from now on."""
+        owner = self._owners.get(rank)
+        if owner is None:
+            if len(self._owners) >= MOST_RANKS:
+                rank = MORE
+            owner = self._owners.get(rank) or self._open(rank)
+        return owner
+
+    def labels(self, rank: int) -> Labels:
+        """Returns the labels for rows about one rank that are not the index's, such as those about its batches."""
+        return dict(self.owner(rank).labels)
+
+    def reset(self, rank: int | None = None) -> None:
+        """Empties the books of one rank, or of all: the publisher has started again. The rows stay."""
+        for known, owner in self._owners.items():
+            if rank is None or rank == known:
+                owner.empty()
+
+    def release(self) -> None:
+        """Ends all that there is of this worker; see `BlockIndex.release`."""
+        if self._index is not None:
+            self._index.release(self.name)
+
+    def close(self) -> tuple[int, bool]:
+        """Ends the books and their rows; returns how many blocks there were, and whether the rows had said so."""
+        self._index = None
+        blocks, agreed = 0, True
+        for owner in self._owners.values():
+            held, right = owner.close()
+            blocks, agreed = blocks + held, agreed and right
+        self._owners.clear()
+        return blocks, agreed
+
+    def _settle(self, guess: EngineGuess) -> None:
+        self._guess, self._engine = None, guess.engine
+        _logger.info("kvcache: worker %r is %s, by %s", printable(self.name), guess.engine, guess.why)
+        for owner in self._owners.values():
+            owner.count_copies(self._copies)
+
+    @property
+    def _copies(self) -> bool:
+        # As long as the engine is not known, copies are counted: they can be forgotten later, and not be made up.
+        return self._engine in (None, Engine.VLLM)
+
+    def _open(self, rank: int) -> Owner:
+        index = self._index
+        if index is None:
+            raise RuntimeError(f"worker {printable(self.name)!r} has been released")
+        own = self._reserved or (self.label != OTHER and index.take_room())
+        self.rooms += own and not self._reserved
+        self._reserved = False
+        owner = self._owners[rank] = Owner(
+            index.recorder,
+            {
+                semconv.KVCACHE_WORKER: self.label if own else OTHER,
+                semconv.KVCACHE_RANK_DP: rank if own else MORE,
+            },
+            index.clock,
+            self._resized,
+            copies=self._copies,
+            clears_device_only=self._clears_device_only,
+        )
+        if self._block_size is not None:
+            owner.resize(Tier.DEVICE, self._block_size)
+        return owner
+
+    def _resized(self, where: str, old: int, new: int) -> None:
+        if where not in self._resizes:
+            self._resizes.add(where)
+            _logger.warning(
+                "kvcache: worker %r has changed its block size in the %s tier, from %d to %d tokens; "
+                "further changes are in kvcache.block.size alone",
+                printable(self.name),
+                where,
+                old,
+                new,
+            )

@@ -1,0 +1,98 @@
+"""A stream with a clock, counters and a consumer that remembers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcache_otel.events.frames import END
+from kvcache_otel.events.stream import Counts, Limits, Stream
+from kvcache_otel.record.cells import Counter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LIMITS = Limits()
+
+
+def _refuse(amount: float) -> None:
+    raise AssertionError(f"a counter was to be changed by {amount}")
+
+
+def frame(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+class Driver:
+    """Feeds one stream, and is its consumer.
+
+    Attributes:
+        now: The clock.
+        runs: What was applied, anew after each reset.
+        asked: From where a replay is asked for; None while none is.
+        requests: Where each one was asked from.
+    """
+
+    def __init__(self, *, replay: bool = False, limits: Limits = LIMITS) -> None:
+        self.now = 1000.0
+        self.runs: list[list[bytes]] = [[]]
+        self.asked: int | None = None
+        self.requests: list[int] = []
+        self.counts = Counts(*(Counter(_refuse) for _ in Counts._fields))
+        self.limits = limits
+        self.stream = Stream(self, self.counts, replay=replay, limits=limits)
+
+    # -- the consumer ----------------------------------------------------------------------------------------------
+
+    def apply(self, payload: bytes) -> None:
+        self.runs[-1].append(payload)
+
+    def reset(self) -> None:
+        self.runs.append([])
+
+    def ask(self, start: int) -> None:
+        assert self.asked is None, "asked twice"
+        self.asked = start
+        self.requests.append(start)
+
+    def hang_up(self) -> None:
+        assert self.asked is not None, "hung up twice"
+        self.asked = None
+
+    # -- the publisher ---------------------------------------------------------------------------------------------
+
+    def live(self, *numbers: int, run: int = 0) -> None:
+        for number in numbers:
+            self.stream.live([b"", frame(number), batch(number, run)], self.now)
+
+    def answer(self, *numbers: int, run: int = 0) -> None:
+        for number in numbers:
+            self.stream.answer([b"", b"", frame(number), batch(number, run)], self.now)
+
+    def end(self) -> None:
+        self.stream.answer([b"", b"", frame(END), b""], self.now)
+
+    def wait(self, seconds: float = LIMITS.patience) -> None:
+        self.now += seconds
+        self.stream.tick(self.now)
+
+    # -- what came of it -------------------------------------------------------------------------------------------
+
+    def counted(self) -> dict[str, int | float]:
+        return {name: counter.value for name, counter in self.counts._asdict().items() if counter.value}
+
+    def applied(self) -> list[int]:
+        """The numbers applied since the last reset."""
+        return [number for number, _ in map(parse, self.runs[-1])]
+
+
+def batch(number: int, run: int = 0) -> bytes:
+    return b"%d of run %d" % (number, run)
+
+
+def parse(payload: bytes) -> tuple[int, int]:
+    number, _, _, run = payload.split(b" ")
+    return int(number), int(run)
+
+
+def parsed(run: Sequence[bytes]) -> list[tuple[int, int]]:
+    return [parse(payload) for payload in run]
