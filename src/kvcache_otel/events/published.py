@@ -120,7 +120,9 @@ def _hashes(event: Any) -> tuple[Hashable, ...]:
         raise TypeError(f"block hashes in a {type(hashes).__name__}")
     taken = tuple(hashes)
     hash(taken)
-    return taken
+    # Groups of layers hold blocks of their own under the same hash. Those of the first one go by their hash alone.
+    group: int | None = getattr(event, "group_idx", None)
+    return tuple((block, group) for block in taken) if group else taken
 
 
 def _can_carry(hashes: object) -> bool:

@@ -16,6 +16,7 @@ from opentelemetry.metrics import MeterProvider, NoOpMeterProvider
 from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter
 from opentelemetry.sdk.metrics import MeterProvider as SDKMeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.metrics.view import View
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 
 from kvcache_otel.export.config_file import ConfigFileError, is_inherited, provider_from_file
@@ -26,6 +27,7 @@ from kvcache_otel.export.readers import PeriodicReader, cell_reader
 from kvcache_otel.export.replay import Replay
 from kvcache_otel.export.settings import OTLP_GRPC, OTLP_HTTP, PROMETHEUS, one_line
 from kvcache_otel.export.spoken import SpokenExporter
+from kvcache_otel.record.recorder import SERIES_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -177,6 +179,7 @@ def _alone(recorder: Recorder, settings: Settings, local_rank: int) -> Exporter 
         return None
     provider = SDKMeterProvider(
         metric_readers=readers,
+        views=_views(recorder),
         resource=_resource(),
         exemplar_filter=AlwaysOffExemplarFilter(),  # Our instruments are read, so there is no trace to point at.
         shutdown_on_exit=False,  # The exporter's own handler has a deadline.
@@ -192,6 +195,16 @@ def _alone(recorder: Recorder, settings: Settings, local_rank: int) -> Exporter 
         servers=servers,
         endpoints=endpoints,
     )
+
+
+def _views(recorder: Recorder) -> list[View]:
+    """Returns what makes the SDK let as many series through as the recorder does; by itself it stops at 2,000."""
+    if recorder.series_limit <= SERIES_LIMIT:
+        return []
+    try:
+        return [View(instrument_name="*", aggregation_cardinality_limit=2 * recorder.series_limit)]
+    except TypeError:  # An SDK before 1.45 has no limit.
+        return []
 
 
 def _prometheus(recorder: Recorder, settings: Settings, local_rank: int) -> tuple[MetricReader, PrometheusServer, str]:

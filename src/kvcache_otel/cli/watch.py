@@ -1,0 +1,154 @@
+"""``kvcache-otel watch``: the router's side, as a process of its own: it subscribes to KV events and adds them up.
+
+Its libraries come with the extra ``watch``; they are imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvcache_otel.export.settings import Settings
+
+if TYPE_CHECKING:
+    import argparse
+    from types import FrameType
+
+    from kvcache_otel.cli.command import Commands
+    from kvcache_otel.events.discovery import Discovery
+    from kvcache_otel.events.source import Source
+
+_logger = logging.getLogger(__name__)
+
+OWNERS = 1024
+"""Workers and ranks that have rows of their own; what the others have is added up."""
+
+ROUND_SECONDS = 0.25
+"""How long the loop waits for messages before it looks whether it is to end, or whether there are other sources."""
+
+LIVE_SECONDS, LINES_SECONDS = 1.0, 10.0
+"""Between two tables in a terminal, and between two lots of lines in a pipe."""
+
+SOURCE = "[name=]tcp://host:port[?engine=auto|vllm|sglang&replay=tcp://host:port&topic=TOPIC&block_size=TOKENS]"
+
+
+def add_to(commands: Commands) -> None:
+    """Adds the command to the command line."""
+    parser = commands.add_parser(
+        "watch",
+        help="subscribe to KV events, and export what they add up to",
+        description="Subscribes to the KV events that engines publish, keeps the books by worker, data-parallel rank "
+        "and tier, and says when they cannot be trusted. Exports as everywhere: the OTEL_* variables say where to.",
+        epilog=f"A SOURCE is {SOURCE}. dns+tcp://name:port is every address that a name resolves to; with tcp://*:port "
+        "publishers connect to this process. Sources of one name are ranks of one worker.",
+    )
+    parser.add_argument("source", metavar="SOURCE", nargs="*", help="where events are published")
+    parser.add_argument(
+        "--sources", metavar="FILE", type=Path, help="more sources, one a line; read again when it changes"
+    )
+    parser.add_argument("--once", action="store_true", help="print a table after some seconds, and end")
+    parser.add_argument(
+        "--seconds", metavar="N", type=_seconds, help="how long to watch; until it is interrupted, and 5 with --once"
+    )
+    parser.add_argument(
+        "--every",
+        metavar="N",
+        type=_seconds,
+        help=f"seconds between tables ({LIVE_SECONDS:g}; {LINES_SECONDS:g} in a pipe)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command; returns its exit status: 0 if it was told to end, 2 if there was nothing to watch."""
+    try:
+        import msgspec
+        import zmq
+    except ImportError as error:
+        print(f"kvcache-otel watch: {error}: pip install 'kvcache-otel[watch]'", file=sys.stderr)
+        return 2
+    del msgspec, zmq
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    from kvcache_otel.events.discovery import Discovery
+    from kvcache_otel.events.source import SourceError, parse
+
+    try:
+        given = [parse(text) for text in options.source]
+    except SourceError as error:
+        print(f"kvcache-otel watch: {error}", file=sys.stderr)
+        return 2
+    if not given and options.sources is None:
+        print(f"kvcache-otel watch: there is no SOURCE: {SOURCE}", file=sys.stderr)
+        return 2
+    discovery = Discovery(given, options.sources)
+    if not discovery.found and discovery.problems and not any(source.is_many for source in given):
+        return 2  # It has said why. What is not there when it starts is more likely wrong than late.
+    return _watch(options, discovery)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 10**9:
+        raise ValueError("seconds are above 0")
+    return seconds
+
+
+class _Stop:
+    """Whether the process was told to end."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:  # A second time: whatever it is that does not end.
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
+    from kvcache_otel.cli.watch_view import view
+    from kvcache_otel.events.index import BlockIndex, series
+    from kvcache_otel.events.watch import Watch
+    from kvcache_otel.export.provider import needs_replay, start
+    from kvcache_otel.identity import Identity
+    from kvcache_otel.record.recorder import Recorder
+    from kvcache_otel.semconv import Engine
+
+    stop = _Stop()
+    settings = Settings.from_environ(os.environ)
+    recorder = Recorder(
+        Identity(Engine.CUSTOM, BlockIndex.__name__), replay=needs_replay(settings), series_limit=series(OWNERS)
+    )
+    exporter = start(recorder, settings)
+    watch = Watch(BlockIndex(recorder))
+    discovery.start()
+    seconds = options.seconds or (5.0 if options.once else None)
+    end = float("inf") if seconds is None else time.monotonic() + seconds
+    every = options.every or (LIVE_SECONDS if sys.stdout.isatty() else LINES_SECONDS)
+    known: tuple[Source, ...] | None = None
+    next_view = time.monotonic() + every
+    try:
+        with view(recorder, watch, once=options.once) as show:
+            while not stop.asked and (now := time.monotonic()) < end:
+                found = discovery.found
+                if found is not known:
+                    known = found
+                    watch.want(found)
+                watch.poll(min(ROUND_SECONDS, end - now))
+                if time.monotonic() >= next_view:
+                    show(last=False)
+                    next_view = time.monotonic() + every
+            show(last=True)
+    finally:
+        discovery.stop()
+        if exporter is not None:
+            exporter.stop(1.0)
+        watch.close()
+    return 0

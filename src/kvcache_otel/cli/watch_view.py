@@ -1,0 +1,159 @@
+"""What ``kvcache-otel watch`` shows: one row for each worker and rank, from the very rows that are exported."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from kvcache_otel import semconv
+from kvcache_otel.semconv import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from kvcache_otel.events.watch import Watch
+    from kvcache_otel.record.recorder import Recorder
+    from kvcache_otel.spec import MetricSpec
+
+TIERS = (Tier.DEVICE, Tier.HOST, Tier.DISK, Tier.EXTERNAL, Tier.UNKNOWN)
+
+_COUNTED: dict[str, MetricSpec] = {
+    "events": semconv.EVENTS,
+    "lost": semconv.EVENT_BATCHES_LOST,
+    "recovered": semconv.EVENT_BATCHES_RECOVERED,
+    "duplicate": semconv.EVENT_BATCHES_DUPLICATE,
+    "resets": semconv.EVENT_PUBLISHER_RESETS,
+}
+
+_COLUMNS = ("worker", "rank", "engine", *TIERS, *_COUNTED, "failures", "age")
+
+NOTHING = "-"
+"""In place of a number that there is none of."""
+
+
+class Row(NamedTuple):
+    """One worker and rank, as text, in the order of the columns; a worker that has not been heard has no rank yet."""
+
+    cells: tuple[str, ...]
+
+
+class Show(Protocol):
+    """Shows what there is now."""
+
+    def __call__(self, *, last: bool) -> None:
+        """Args:
+        last: Whether nothing comes after it.
+        """
+
+
+def rows(recorder: Recorder, watch: Watch) -> list[Row]:
+    """Returns what there is now, workers in the order of their names."""
+    numbers: dict[tuple[str, int], dict[str, float]] = {}
+    for spec, column in (
+        (semconv.RESIDENT_BLOCKS, None),
+        *((spec, name) for name, spec in _COUNTED.items()),
+        (semconv.EVENT_LAST_AGE, "age"),
+    ):
+        for attributes, value in recorder.points(spec):
+            owner = str(attributes[semconv.KVCACHE_WORKER]), int(attributes[semconv.KVCACHE_RANK_DP])
+            name = column or str(attributes[semconv.KVCACHE_TIER])
+            found = numbers.setdefault(owner, {})
+            found[name] = found.get(name, 0) + value
+    failures: dict[str, float] = {}
+    for attributes, value in recorder.points(semconv.EVENT_DECODE_FAILURES):
+        worker = str(attributes[semconv.KVCACHE_WORKER])
+        failures[worker] = failures.get(worker, 0) + value
+    engines = {worker.label: worker.engine or NOTHING for worker in watch.index.workers.values()}
+    silent = failures.keys() - {worker for worker, _ in numbers}
+    shown = [_row(worker, str(rank), engines, found, failures) for (worker, rank), found in sorted(numbers.items())] + [
+        _row(worker, NOTHING, engines, {}, failures) for worker in silent
+    ]
+    return sorted(shown)
+
+
+def _row(worker: str, rank: str, engines: dict[str, str], found: dict[str, float], failures: dict[str, float]) -> Row:
+    counted = [_number(found.get(column)) for column in (*TIERS, *_COUNTED)]
+    age = found.get("age")
+    return Row(
+        (
+            worker,
+            rank,
+            engines.get(worker, NOTHING),
+            *counted,
+            _number(failures.get(worker)),
+            NOTHING if age is None else f"{age:.1f} s",
+        )
+    )
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{int(value):,}"
+
+
+def table(found: Sequence[Row]) -> str:
+    """Returns rows below their columns, as plain text."""
+    lines = [_COLUMNS, *(row.cells for row in found)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
+    left = {"worker", "engine"}
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for cell, width, column in zip(line, widths, _COLUMNS, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def lines(found: Sequence[Row]) -> str:
+    """Returns a line for each row that says what its numbers are, without those that there are none of."""
+    return "\n".join(
+        " ".join(f"{column}={cell}" for column, cell in zip(_COLUMNS, row.cells, strict=True) if cell != NOTHING)
+        for row in found
+    )
+
+
+@contextmanager
+def view(recorder: Recorder, watch: Watch, *, once: bool) -> Generator[Show]:
+    """Shows rows now and then: a live table in a terminal, lines in a pipe, one table at the end with `once`.
+
+    Args:
+        recorder: Where the rows are.
+        watch: Which workers there are.
+        once: Whether only the last is wanted.
+    """
+    if sys.stdout.isatty() and not once:
+        with _live(recorder, watch) as show:
+            yield show
+        return
+
+    def show_plainly(*, last: bool) -> None:
+        if once and last:
+            print(table(rows(recorder, watch)), flush=True)
+        elif not once and (found := rows(recorder, watch)):
+            print(lines(found), flush=True)
+
+    yield show_plainly
+
+
+@contextmanager
+def _live(recorder: Recorder, watch: Watch) -> Generator[Show]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    def drawn() -> Table:
+        drawing = Table(box=None, padding=(0, 1))
+        for column in _COLUMNS:
+            drawing.add_column(column, justify="left" if column in ("worker", "engine") else "right", no_wrap=True)
+        for row in rows(recorder, watch):
+            drawing.add_row(*(Text(cell) for cell in row.cells))  # Text: a name may look like markup.
+        return drawing
+
+    with Live(drawn(), console=Console(), auto_refresh=False) as live:
+
+        def show(*, last: bool) -> None:
+            live.update(drawn(), refresh=True)
+
+        yield show

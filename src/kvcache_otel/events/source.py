@@ -1,0 +1,168 @@
+"""Sources: where KV events come from, as an operator writes it.
+
+``[name=]tcp://host:port[?engine=auto|vllm|sglang&replay=tcp://host:port&topic=TOPIC&block_size=TOKENS]``
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+from kvcache_otel.events.owner import LARGEST_BLOCK
+from kvcache_otel.events.worker import AUTO
+from kvcache_otel.record.labels import printable
+from kvcache_otel.semconv import Engine
+
+ENGINES = (AUTO, Engine.VLLM, Engine.SGLANG)
+
+MANY = "dns+tcp"
+"""The scheme of a name that resolves to many publishers, each of which is a worker of its own."""
+
+_SCHEMES = ("tcp", "ipc", MANY)
+_OPTIONS = ("engine", "replay", "topic", "block_size")
+
+
+class SourceError(ValueError):
+    """A source that cannot be read; its words name the source and what is wrong with it."""
+
+
+class Source(NamedTuple):
+    """One publisher, or the many that a name resolves to.
+
+    Attributes:
+        name: What rows call it.
+        endpoint: Where it publishes: ``tcp://host:port``, ``ipc://path``, or ``dns+tcp://host:port`` for many. Where
+            the host is ``*``, publishers connect to us.
+        engine: What its events mean, one of `ENGINES`.
+        replay: Where it sends again what was missed; empty where it does not.
+        topic: What the topics begin with that are wanted; empty for all.
+        block_size: Tokens in a block of the device tier; None where that is to be learned.
+    """
+
+    name: str
+    endpoint: str
+    engine: str = AUTO
+    replay: str = ""
+    topic: str = ""
+    block_size: int | None = None
+
+    @property
+    def is_many(self) -> bool:
+        """Whether its host is a name that is to be resolved to many."""
+        return self.endpoint.startswith(f"{MANY}://")
+
+    @property
+    def binds(self) -> bool:
+        """Whether its publishers connect to us, and not we to it."""
+        return self.endpoint.startswith("tcp://*:")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port of its endpoint, which is a TCP one."""
+        return _address(self.endpoint)
+
+    def at(self, host: str) -> Source:
+        """Returns the one publisher at an address that its name resolves to."""
+        ours, port = self.address
+        host = f"[{host}]" if ":" in host else host
+        replay = self.replay
+        if replay.startswith("tcp://"):
+            there, its_port = _address(replay)
+            replay = f"tcp://{host if there == ours else there}:{its_port}"
+        return self._replace(name=f"{self.name}/{host}:{port}", endpoint=f"tcp://{host}:{port}", replay=replay)
+
+
+def parse(text: str) -> Source:
+    """Reads one source.
+
+    Args:
+        text: As an operator writes it.
+
+    Raises:
+        SourceError: It cannot be read.
+    """
+    head, found, rest = text.strip().partition("://")
+    name, _, scheme = head.rpartition("=")
+    if not found or scheme not in _SCHEMES:
+        raise _wrong(text, f"it must be [name=]tcp://host:port, and may begin with {', '.join(_SCHEMES)} alone")
+    where, _, query = rest.partition("?")
+    options = _options(text, query)
+    endpoint = f"{scheme}://{where}"
+    if scheme == "ipc":
+        if not where:
+            raise _wrong(text, "ipc:// needs a path")
+    else:
+        endpoint = _checked(text, endpoint, scheme)
+    engine = options.get("engine", AUTO)
+    if engine not in ENGINES:
+        raise _wrong(text, f"engine={printable(engine)!r} is none of {', '.join(ENGINES)}")
+    source = Source(
+        name=printable(name) or endpoint,
+        endpoint=endpoint,
+        engine=engine,
+        topic=options.get("topic", ""),
+        block_size=_block_size(text, options.get("block_size")),
+    )
+    return source._replace(replay=_replay(text, source, options.get("replay", "")))
+
+
+def _options(text: str, query: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=16) if query else []
+    except ValueError as error:
+        raise _wrong(text, f"?{printable(query)} cannot be read ({error})") from None
+    options = dict(pairs)
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
+        raise _wrong(text, f"there is no option {printable(unknown[0])!r}, but {', '.join(_OPTIONS)}")
+    if len(options) < len(pairs):
+        raise _wrong(text, "an option is given twice")
+    return options
+
+
+def _checked(text: str, endpoint: str, scheme: str) -> str:
+    """Returns an endpoint as ZeroMQ wants it; raises where it has no host, no port or something else."""
+    try:
+        parts = urlsplit(endpoint)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise _wrong(text, f"{printable(endpoint)} is no endpoint ({error})") from None
+    if not host or port is None or port == 0 or parts.path or parts.username is not None or parts.fragment:
+        raise _wrong(text, f"{printable(endpoint)} is not {scheme}://host:port")
+    if not host.isascii() or not host.isprintable() or " " in host:
+        raise _wrong(text, f"{printable(endpoint)} has no host that can be looked up")
+    if host in ("0.0.0.0", "::"):
+        host = "*"
+    if host == "*" and scheme == MANY:
+        raise _wrong(text, f"{MANY}:// needs a name that can be looked up")
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _replay(text: str, source: Source, given: str) -> str:
+    if not given or given.startswith("ipc://"):
+        return given
+    if given.isdecimal() and source.endpoint.startswith(("tcp://", f"{MANY}://")):
+        given = f"tcp://{source.address[0]}:{given}"
+    if not given.startswith("tcp://"):
+        raise _wrong(text, f"replay={printable(given)!r} is neither tcp://host:port nor a port")
+    replay = _checked(text, given, "tcp")
+    if replay.startswith("tcp://*:") or source.binds:
+        raise _wrong(text, "there is no replay from publishers that connect to us")
+    return replay
+
+
+def _block_size(text: str, given: str | None) -> int | None:
+    if given is None:
+        return None
+    size = int(given) if given.isascii() and given.isdecimal() and len(given) < 11 else 0
+    if not 0 < size <= LARGEST_BLOCK:
+        raise _wrong(text, f"block_size={printable(given)!r} is no number of tokens")
+    return size
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.partition("://")[2].rpartition(":")
+    return host, int(port)
+
+
+def _wrong(text: str, why: str) -> SourceError:
+    return SourceError(f"source {printable(text)!r}: {why}")

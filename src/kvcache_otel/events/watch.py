@@ -1,0 +1,134 @@
+"""The watch: every source's sockets in one loop, on one thread."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+
+from kvcache_otel.events.stream import Limits
+from kvcache_otel.events.subscription import Subscription
+from kvcache_otel.record.labels import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvcache_otel.events.index import BlockIndex
+    from kvcache_otel.events.source import Source
+    from kvcache_otel.events.worker import Worker
+
+_logger = logging.getLogger(__name__)
+
+HELD_BYTES = 2**30
+"""Bytes of batches that wait for others, over all sources."""
+
+LEAST_HELD, MOST_HELD = 2**20, 32 * 2**20
+"""Of these, what one source may have."""
+
+
+class Watch:
+    """Subscribes to sources, and keeps the index that their events add up to.
+
+    Attributes:
+        index: The index.
+        subscriptions: Those that there are now, by source.
+    """
+
+    def __init__(self, index: BlockIndex, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Args:
+        index: Where the books are.
+        clock: Tells the time, in seconds.
+        """
+        self.index = index
+        self.subscriptions: dict[Source, Subscription] = {}
+        self._clock = clock
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.setsockopt(zmq.MAX_SOCKETS, 65_536)
+        self._poller = zmq.Poller()
+        self._readers: dict[zmq.Socket[bytes], Callable[[float], None]] = {}
+        self._users: dict[str, int] = {}
+        self._refused: set[Source] = set()
+        self._due = float("inf")
+
+    def want(self, sources: Iterable[Source]) -> None:
+        """Subscribes to these sources and to no others. What cannot be subscribed to is said once.
+
+        Args:
+            sources: Those that there are; none of them a name that is still to be resolved.
+        """
+        wanted = dict.fromkeys(sources)
+        for source in [source for source in self.subscriptions if source not in wanted]:
+            self._end(source)
+        self._refused.intersection_update(wanted)
+        for source in wanted:
+            if source not in self.subscriptions and source not in self._refused:
+                self._begin(source, len(wanted))
+
+    def poll(self, seconds: float) -> None:
+        """Takes what has come and does what is due, once; waits for so long where there is nothing.
+
+        Args:
+            seconds: How long to wait, at most.
+        """
+        wait = min(seconds, max(self._due - self._clock(), 0.0))
+        for socket, _ in self._poller.poll(math.ceil(wait * 1000)):
+            reader = self._readers.get(socket)
+            if reader is not None:  # Another has closed it meanwhile, otherwise.
+                reader(self._clock())
+        now = self._clock()
+        due = float("inf")
+        for subscription in self.subscriptions.values():
+            due = min(due, subscription.tick(now))
+        self._due = due
+
+    def close(self) -> None:
+        """Ends every subscription, and with it every row."""
+        for source in list(self.subscriptions):
+            self._end(source)
+        self.index.close()
+        self._context.destroy(linger=0)
+
+    def _begin(self, source: Source, of: int) -> None:
+        limits = Limits(held_bytes=min(max(HELD_BYTES // of, LEAST_HELD), MOST_HELD))
+        try:
+            subscription = Subscription(
+                self._context, source, self.index.recorder, self._worker, self._register, limits
+            )
+        except zmq.ZMQError as error:
+            self._refused.add(source)
+            _logger.error("kvcache: source %r is left out: %s: %s", source.name, source.endpoint, printable(error))
+            return
+        self.subscriptions[source] = subscription
+        subscription.begin(self._clock())
+        self._due = 0.0
+
+    def _end(self, source: Source) -> None:
+        subscription = self.subscriptions.pop(source)
+        subscription.close()
+        for name in subscription.workers:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name]
+                self.index.release(name)
+        for feed in subscription.feeds.values():
+            if feed.rank is not None:  # Its worker may have other sources; then only this rank's books end.
+                feed.worker.reset(feed.rank)
+
+    def _worker(self, source: Source, topic: str) -> Worker:
+        # Publishers that connect to us are told apart by their topics. Sources of one name are ranks of one worker.
+        name = f"{source.name}/{printable(topic)}" if source.binds and topic else source.name
+        self._users[name] = self._users.get(name, 0) + 1
+        worker = self.index.workers.get(name)
+        if worker is None:
+            worker = self.index.add(name, engine=source.engine, block_size=source.block_size)
+        return worker
+
+    def _register(self, socket: zmq.Socket[bytes], reader: Callable[[float], None] | None) -> None:
+        if reader is not None:
+            self._readers[socket] = reader
+            self._poller.register(socket, zmq.POLLIN)
+        elif self._readers.pop(socket, None) is not None:
+            self._poller.unregister(socket)
