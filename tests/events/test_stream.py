@@ -111,13 +111,20 @@ def test_bytes_that_wait_are_bounded() -> None:
 
 
 def test_each_gap_has_its_time() -> None:
+    """It counts from when the batch behind the gap has come: many gaps do not add up to a long wait."""
     driver = Driver()
-    driver.live(0, 2, 4)
-    driver.wait()
+    driver.live(0, 2)
+    driver.wait(LIMITS.patience * 0.6)
+    driver.live(4)
+    driver.wait(LIMITS.patience * 0.6)
     assert driver.applied() == [0, 2]
     driver.live(3)
     assert driver.applied() == [0, 2, 3, 4]
     assert driver.counted() == {"lost": 1}
+    driver.live(6, 8, 10)
+    driver.wait()
+    assert driver.applied() == [0, 2, 3, 4, 6, 8, 10]
+    assert driver.counted() == {"lost": 4}
 
 
 def test_due_is_when_tick_does_something() -> None:
@@ -159,11 +166,11 @@ def test_unreadable_frames_are_counted_and_change_nothing() -> None:
     assert then < driver.stream.heard == driver.now
 
 
-def test_a_gap_that_shows_when_another_closes_has_its_own_time() -> None:
+def test_a_gap_behind_another_that_closes_has_its_own_time() -> None:
     driver = Driver()
-    driver.live(0, 2, 4)
+    driver.live(0, 2)
     driver.wait(LIMITS.patience * 0.6)
-    driver.live(1)
+    driver.live(4, 1)
     driver.wait(LIMITS.patience * 0.6)
     assert driver.applied() == [0, 1, 2]
     driver.wait(LIMITS.patience * 0.6)
@@ -341,8 +348,7 @@ def test_an_absurd_number_loses_nothing(number: int, replay: bool) -> None:
 def test_a_sequence_that_goes_on_elsewhere_is_a_reset() -> None:
     driver = Driver()
     driver.live(0, 2**63, 2**63 + 1, 2**63 + 3)
-    driver.wait()
-    assert driver.applied() == [2**63, 2**63 + 1]
+    assert driver.applied() == []
     driver.wait()
     assert driver.applied() == [2**63, 2**63 + 1, 2**63 + 3]
     assert driver.counted() == {"resets": 1, "lost": 1}

@@ -27,6 +27,9 @@ KEYS = {
     "view": semconv.KVCACHE_VIEW,
     "hook": semconv.KVCACHE_TELEMETRY_HOOK,
     "error": semconv.ERROR_TYPE,
+    "type": semconv.KVCACHE_EVENT_TYPE,
+    "medium": semconv.KVCACHE_EVENT_MEDIUM,
+    "worker": semconv.KVCACHE_WORKER,
 }
 """Short names of the attributes, for keyword arguments."""
 

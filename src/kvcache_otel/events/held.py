@@ -13,10 +13,11 @@ class Held:
         size: Bytes of their payloads.
     """
 
-    __slots__ = ("_order", "_payloads", "last", "size")
+    __slots__ = ("_order", "_payloads", "_times", "last", "size")
 
     def __init__(self) -> None:
         self._payloads: dict[int, bytes] = {}
+        self._times: dict[int, float] = {}
         self._order: list[int] = []
         self.last = -1
         self.size = 0
@@ -33,8 +34,14 @@ class Held:
         """The lowest number; there must be one."""
         return self._order[0]
 
-    def put(self, number: int, payload: bytes) -> None:
+    @property
+    def since(self) -> float | None:
+        """When the batch with the lowest number came; None where there is none."""
+        return self._times[self._order[0]] if self._order else None
+
+    def put(self, number: int, payload: bytes, now: float) -> None:
         """Puts a batch in, whose number is not in yet."""
+        self._times[number] = now
         self.last = max(self.last, number) if self._order else number
         self._payloads[number] = payload
         heappush(self._order, number)
@@ -42,6 +49,8 @@ class Held:
 
     def pop(self) -> bytes:
         """Takes out the batch with the lowest number."""
-        payload = self._payloads.pop(heappop(self._order))
+        number = heappop(self._order)
+        del self._times[number]
+        payload = self._payloads.pop(number)
         self.size -= len(payload)
         return payload

@@ -247,7 +247,7 @@ class Stream:
             return
         self._acquit()
         if held is None:
-            self._held.put(number, payload)
+            self._held.put(number, payload, now)
         self._top = max(self._top, number)
         self._go_on(now)
 
@@ -310,7 +310,7 @@ class Stream:
         self._drain()
         limits, held = self._limits, self._held
         if self._next != before:
-            self._since = None
+            self._since = held.since
         while held:
             if self._asked is not None:
                 if len(held) <= limits.held and held.size <= limits.held_bytes:
@@ -326,7 +326,7 @@ class Stream:
                     self._ask(now)
                 else:
                     self._skip()
-                    self._since = None
+                    self._since = held.since
             elif replay and self._next == _UNKNOWN:
                 self._ask(now)
             else:
@@ -399,7 +399,7 @@ class Stream:
             return
         if self._joined is not None and number >= self._joined:
             self.counts.recovered.add(1)
-        self._held.put(number, payload)
+        self._held.put(number, payload, now)
         self._deadline = now + self._limits.silence
         self._go_on(now)
         if ahead:
