@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.hooks import HookSet
+from kvcache_otel.engines.versions import is_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,12 +118,15 @@ class Instrumentation:
                 package, name = ENGINES[engine]
                 adapter: Callable[..., Any] = getattr(importlib.import_module(f"{package}.adapter"), name)
                 borrow_handlers(engine)  # Again: some engines configure their loggers after they have loaded plugins.
-                _check_version(engine, importlib.import_module(f"{package}.table"))
+                table = importlib.import_module(f"{package}.table")
+                _check_version(engine, table)
                 runtime = self._alive()
                 made = self._adapters[engine] = adapter(runtime.probe, runtime.flush)
                 if hasattr(made, "watch_hooks"):
-                    hooks = self.hooks[engine]
-                    made.watch_hooks(lambda: hooks.lost(_version(engine)), hooks.failed)
+                    hooks, version = self.hooks[engine], _version(engine)
+                    if is_before(version, table.SUPPORTED[0]):  # Some call what was built from source 0.0.0.
+                        version = ""
+                    made.watch_hooks(lambda: hooks.lost(version), hooks.failed)
             return self._adapters[engine]
 
     def _hook_failed(self, engine: str) -> None:

@@ -49,7 +49,7 @@ EVENTS: dict[str, list[Any]] = {
     "maps": [stored([1, 2]), removed([1], "CPU"), CLEARED],
     "maps with more": [
         stored([1, 2], extra_keys=[None, ["x"]], group_idx=0, kv_cache_spec_kind="mamba", locality="LOCAL", new=[{}]),
-        removed([1], "CPU", group_idx=1, new={}),
+        removed([1], "CPU", group_idx=0, new={}),
         CLEARED | {"new": 1},
     ],
     "arrays": [stored_array([1, 2]), removed_array([1], "CPU"), ["AllBlocksCleared"]],
@@ -472,3 +472,18 @@ def test_nothing_raises_out_of_the_decoder_whatever_the_bytes(seed: int) -> None
     draw, decoder = random.Random(seed), PayloadDecoder()
     for _ in range(4_000):
         survives(decoder, mutated(draw))
+
+
+@pytest.mark.parametrize("hashes", [[7, 2**64 - 1, -3], [BYTES, bytes(32)]], ids=["ints", "bytes"])
+@pytest.mark.parametrize("broken", [False, True], ids=["whole", "taken apart"])
+def test_blocks_of_another_group_are_others(hashes: list[Any], broken: bool) -> None:
+    """Under the same hash each group of layers has a block of its own. Group 0 is what names none."""
+    more = [["NoEvent"]] if broken else []
+    kinds = [stored(hashes), *(stored(hashes, group_idx=group) for group in (None, 0, 1, 2, 127)), *more]
+    events = decode(encode([1.0, kinds, 0])).events
+    plain, nil, zero, *others = (tuple(event.block_hashes) for event in events[:6])
+    assert plain == nil == zero
+    found = [block for group in (plain, *others) for block in group]
+    assert len(set(found)) == len(found) == 4 * len(hashes)
+    (event,) = decode(encode([1.0, [removed(hashes, group_idx=2)], 0])).events
+    assert tuple(event.block_hashes) == others[1]

@@ -112,7 +112,7 @@ class HookPoint:
         """Args:
         hook: What it is.
         resolve: Gives the adapter's method by name; asked at the first call, so that attaching loads no adapter.
-        changed: Called when a fact was lost here for the first time, and when the hook has stepped aside.
+        changed: Called when a fact was lost here.
         """
         self.hook = hook
         self._changed = changed
@@ -233,9 +233,8 @@ class HookPoint:
             self.body = None
             self.state = "aside"
             self.why = f"stepped aside after {self._in_a_row} failures in a row, last: {_words(error)}"
-        if self.errors == 1 or self._state == "aside":
-            with suppress(Exception):  # Whoever hears of it is as fallible as the hook.
-                self._changed()
+        with suppress(Exception):  # Whoever hears of it is as fallible as the hook.
+            self._changed()
         if self.errors == 1:
             with suppress(Exception):  # A handler of somebody's that raises must not hurt the engine either.
                 _logger.warning(
@@ -398,7 +397,7 @@ class HookSet:
         hooks: The engine's table.
         resolve: Gives a body of the engine's adapter by name, at the first call that needs it.
         place: Puts a hook into its module, for an engine that has a way of its own to be hooked. Must not raise.
-        changed: Called when a hook has lost a fact for the first time, and when it has stepped aside.
+        changed: Called when a hook has lost a fact.
         """
         self._hooks = tuple(hooks)
         self._place = place

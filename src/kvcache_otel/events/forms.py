@@ -86,6 +86,7 @@ class ClearedMap(Struct, tag=CLEARED, gc=False):
     """The cache was emptied."""
 
     kind: ClassVar[str] = EventType.ALL_BLOCKS_CLEARED
+    group_idx: ClassVar[Raw] = ABSENT
     block_hashes: ClassVar[tuple[int, ...]] = ()
     medium: ClassVar[None] = None
     block_size: ClassVar[None] = None

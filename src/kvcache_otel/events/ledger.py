@@ -21,9 +21,10 @@ class Ledger:
 
     Attributes:
         books: By medium, those that an event or the owner has named.
+        clears_device_only: Whether "all blocks cleared" means the device's alone.
     """
 
-    __slots__ = ("_clears_device_only", "_new_book", "_row", "_rows", "_unplaced", "books")
+    __slots__ = ("_new_book", "_row", "_rows", "_unplaced", "books", "clears_device_only")
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Ledger:
         """
         self._row = row
         self._new_book = CopiesBook if copies else Book
-        self._clears_device_only = clears_device_only
+        self.clears_device_only = clears_device_only
         self._unplaced = unplaced
         self._rows: list[tuple[dict[Hashable, int], Level]] = []
         self.books: dict[str, Book] = {}
@@ -70,7 +71,7 @@ class Ledger:
     def cleared(self) -> None:
         """Takes out what "all blocks cleared" is about."""
         for medium, book in self.books.items():
-            if medium == EventMedium.DEVICE or not self._clears_device_only:
+            if medium == EventMedium.DEVICE or not self.clears_device_only:
                 book.clear()
 
     def settle(self) -> None:

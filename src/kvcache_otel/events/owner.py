@@ -173,6 +173,10 @@ class Owner:
         for place in self._by_medium.values():
             place.book = None
 
+    def clear_device_only(self) -> None:
+        """Says that "all blocks cleared" means the device's alone."""
+        self._ledger.clears_device_only = True
+
     def empty(self) -> None:
         """Empties the books, since the publisher has started again; the rows stay, at zero."""
         self._ledger.empty()

@@ -70,12 +70,13 @@ class Batch(Struct):
 class _Form(NamedTuple):
     decode: Any
     ints: bool
+    maps: bool
 
 
 def _forms(envelope: Any) -> tuple[_Form, ...]:
     """Returns what reads a batch in one go, for one envelope and each form of events and hashes."""
     return tuple(
-        _Form(Decoder(envelope[_events(array, hashes)]).decode, hashes is int)
+        _Form(Decoder(envelope[_events(array, hashes)]).decode, hashes is int, not array)
         for hashes in (int, forms.LongBytes)
         for array in (False, True)
     )
@@ -102,6 +103,10 @@ _RANK = Decoder[Any](forms.Rank | None)
 
 _MARK = b"\x01"
 """What is put before bytes of 64 bits and more to make them an int: their length counts, and no other int is equal."""
+
+_HIGHEST_GROUP = 0x7F
+_GROUPED = 1 << 80
+"""Added to an int of 64 bits and its group, so that no other int is equal. Takes no more memory than the int alone."""
 
 _NO_FAILURES: Final[dict[str, int]] = {}
 
@@ -184,6 +189,10 @@ def _whole(payload: Buffer, known: list[_Form]) -> Any:
             for event in envelope.events:
                 if event.block_hashes:
                     event.block_hashes = [from_bytes(_MARK + block) for block in event.block_hashes]
+        if form.maps:
+            for event in envelope.events:
+                if event.group_idx is not forms.ABSENT:
+                    _regroup(event)
         return envelope
     return None
 
@@ -221,7 +230,16 @@ def _event(part: Raw) -> Event | str:
         return _unexpected(part, array)
     if event.block_hashes:
         event.block_hashes = [_identity(block) for block in event.block_hashes]
+    if not array and event.group_idx is not forms.ABSENT:
+        _regroup(event)
     return event
+
+
+def _regroup(event: forms.StoredMap[int] | forms.RemovedMap[int]) -> None:
+    """Tells a block of a group of layers from that of another group under the same hash; those of group 0 stay."""
+    group = memoryview(event.group_idx)[0]
+    if 0 < group <= _HIGHEST_GROUP:  # Nil and what is no small number are group 0, like everything that names none.
+        event.block_hashes = [_GROUPED + (block << 8 | group) for block in event.block_hashes]
 
 
 def _unexpected(part: Raw, array: bool) -> forms.Other | str:

@@ -195,6 +195,8 @@ class Worker:
         _logger.info("kvcache: worker %r is %s, by %s", printable(self.name), guess.engine, guess.why)
         for owner in self._owners.values():
             owner.count_copies(self._copies)
+            if self._engine == Engine.VLLM:  # Its "all blocks cleared" is about the device.
+                owner.clear_device_only()
 
     @property
     def _copies(self) -> bool:
@@ -217,7 +219,7 @@ class Worker:
             index.clock,
             self._resized,
             copies=self._copies,
-            clears_device_only=self._clears_device_only,
+            clears_device_only=self._clears_device_only or self._engine == Engine.VLLM,
         )
         if self._block_size is not None:
             owner.resize(Tier.DEVICE, self._block_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,9 @@ from kvcache_otel.record.recorder import Recorder
 from tests.support.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from kvcache_otel.engines.hooks import Hook
 
 
 class Instrumented:
@@ -34,7 +36,17 @@ class Instrumented:
         self.rows = Rows(recorder)
         self.flushes = 0
         self.adapter = VllmAdapter(lambda identity, _port: CacheProbe(recorder, identity), self._flush)
-        self.hooks = HookSet(HOOKS, lambda body: getattr(self.adapter, body))
+        self.hook(HOOKS, lambda body: getattr(self.adapter, body))
+
+    def hook(self, table: tuple[Hook, ...], resolve: Callable[[str], Callable[..., Any]]) -> None:
+        """Has other hooks than the ones it was made with; to be called before they are attached.
+
+        Args:
+            table: The hooks.
+            resolve: Gives a body by its name.
+        """
+        self.hooks = hooks = HookSet(table, resolve, changed=self.adapter.hook_failed)
+        self.adapter.watch_hooks(lambda: hooks.lost(_version()), hooks.failed)
 
     def _flush(self) -> None:
         self.flushes += 1
@@ -44,6 +56,12 @@ class Instrumented:
         assert {point.hook.name: point.why for point in self.hooks.points if point.errors} == {}
         assert set(self.rows.values(semconv.ACCOUNTING_ERRORS).values()) == {0}
         assert set(self.rows.values(semconv.TELEMETRY_DROPPED).values()) == {0}
+
+
+def _version() -> str:
+    import vllm
+
+    return vllm.__version__
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """Runs a real engine through every situation, in a process of its own, and tells what vLLM counted.
 
-    python -m tests.engines.vllm.engine_run FOLDER [--multiprocess] [--ranks N] [--stay]
+    python -m tests.engines.vllm.engine_run FOLDER [--events PORT] [--multiprocess] [--ranks N] [--stay]
 
-Prints one line of JSON with every number of vLLM's own metrics. With ``--stay`` it then waits for a line on its
-standard input before it shuts the engine down, so that others can look at the living processes.
+Prints one line of JSON with every number of vLLM's own metrics. With ``--events`` it publishes KV events at that port.
+With ``--stay`` it then waits for a line on its standard input before it shuts the engine down, so that others can look
+at the living processes.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--events", type=int)
     parser.add_argument("--multiprocess", action="store_true")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--stay", action="store_true")
@@ -143,6 +145,8 @@ def main() -> None:
         tiers=[engine.fs_tier(roots[0]), engine.fs_tier(roots[1], backpressure=ALWAYS)],
         host_blocks=HOST_BLOCKS,
         multiprocess=arguments.multiprocess,
+        events=arguments.events is not None,
+        events_port=arguments.events or 0,
         tensor_parallel_size=arguments.ranks,
         kv_cache_metrics=True,
         kv_cache_metrics_sample=1.0,

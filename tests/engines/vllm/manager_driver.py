@@ -56,7 +56,7 @@ from tests.engines.vllm.backpressure import ALWAYS
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from vllm.v1.kv_offload.base import TransferResult
     from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
@@ -643,7 +643,14 @@ class Worker:
         return GPULoadStoreSpec(list(device_blocks), group_sizes=[len(device_blocks)], block_indices=[0])
 
 
-def random_walk(driver: ManagerDriver, rng: random.Random, steps: int, check: Callable[[], None]) -> Counter[str]:
+def random_walk(
+    driver: ManagerDriver,
+    rng: random.Random,
+    steps: int,
+    check: Callable[[], None],
+    *,
+    without: Collection[str] = (),
+) -> Counter[str]:
     """Do mixed operations on a manager, and check after each.
 
     Bounded, and the same for the same ``rng``, save for what the timing of the manager's own threads decides. When it
@@ -654,11 +661,15 @@ def random_walk(driver: ManagerDriver, rng: random.Random, steps: int, check: Ca
         rng: What decides.
         steps: How many operations.
         check: Called after each operation, and once at the end, with ``driver.totals`` up to date.
+        without: Names of operations that are not done.
 
     Returns:
         How often each operation was done.
     """
     walk = _Walk(driver, rng)
+    for operation in list(walk.weights):
+        if operation.__name__ in without:
+            del walk.weights[operation]
     for _ in range(steps):
         walk.operate()
         driver.drain()

@@ -71,3 +71,13 @@ def assert_equals_recount(rows: Rows, recount: Recount, *, tokens: int) -> None:
         kind = (DISK, is_promotion)
         assert rows.value(semconv.TRANSFER_ACTIVE, **route) == recount.jobs[kind]
         assert rows.value(semconv.TRANSFER_ACTIVE_BLOCKS, **route) == recount.job_blocks[kind]
+
+
+def published_events(rows: Rows, kind: str, medium: str) -> list[int | float | None]:
+    """How many events of one type and medium we say were published, and how many blocks they were about."""
+    labels = {
+        (semconv.KVCACHE_VIEW, "published"),
+        (semconv.KVCACHE_EVENT_TYPE, kind),
+        (semconv.KVCACHE_EVENT_MEDIUM, medium),
+    }
+    return [rows.values(spec).get(frozenset(labels)) for spec in (semconv.EVENTS, semconv.EVENT_BLOCKS)]

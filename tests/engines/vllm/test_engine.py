@@ -24,6 +24,7 @@ for part in ("vllm", "prometheus", "otlp"):
 from kvcache_otel import semconv  # noqa: E402
 from tests.engines.vllm.engine_oracle import Expected, Sample, Theirs, expected  # noqa: E402
 from tests.engines.vllm.exported import matching, over_otlp, over_prometheus  # noqa: E402
+from tests.engines.vllm.subscriber import Subscriber  # noqa: E402
 from tests.support.otlp_receiver import otlp_receiver  # noqa: E402
 from tests.support.processes import free_port  # noqa: E402
 from tests.support.prometheus_server import prometheus_server  # noqa: E402
@@ -74,6 +75,7 @@ class Run(NamedTuple):
         pulled: Our rows, as Prometheus scraped them.
         pushed: Our rows, as the OTLP receiver got them.
         log: What the engine's processes wrote.
+        subscriber: Who has listened to its KV events from the start.
     """
 
     mode: Mode
@@ -81,13 +83,15 @@ class Run(NamedTuple):
     pulled: list[Exported]
     pushed: list[Exported]
     log: str
+    subscriber: Subscriber
 
 
 @pytest.fixture(scope="module", params=[IN_PROCESS, MULTIPROCESS, TWO_RANKS], ids=lambda mode: mode.name)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     mode: Mode = request.param
     folder = tmp_path_factory.mktemp(mode.name)
-    ports = _neighbouring_ports(mode.processes)
+    *ports, events, _ = _neighbouring_ports(mode.processes + 2)
+    subscriber = Subscriber(f"tcp://127.0.0.1:{events}", "kv-events")
     with otlp_receiver() as receiver:
         environ = {
             "OTEL_METRICS_EXPORTER": "otlp,prometheus",
@@ -101,15 +105,17 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         }
         with (
             prometheus_server([f"127.0.0.1:{port}" for port in ports]) as server,
-            _engine(folder, mode, environ) as engine,
+            _engine(folder, mode, environ, events) as engine,
         ):
             samples = [Sample(**sample) for sample in engine.counted()]
             time.sleep(SCRAPES_S)  # At least two of them.
             pulled = over_prometheus(server, semconv.METRICS.values())
             assert [target["health"] for target in server.targets()] == ["up"] * mode.processes
+            subscriber.listen()
+            subscriber.close()
             engine.leave()
         pushed = over_otlp(receiver.metrics())
-    return Run(mode, Theirs(samples), pulled, pushed, (folder / "log").read_text())
+    return Run(mode, Theirs(samples), pulled, pushed, (folder / "log").read_text(), subscriber)
 
 
 class _Engine:
@@ -129,12 +135,12 @@ class _Engine:
 
 
 @contextmanager
-def _engine(folder: Path, mode: Mode, environ: dict[str, str]) -> Iterator[_Engine]:
+def _engine(folder: Path, mode: Mode, environ: dict[str, str], events: int) -> Iterator[_Engine]:
     log = folder / "log"
     command = ["timeout", "--kill-after=10", str(ENGINE_SECONDS), sys.executable, "-m", "tests.engines.vllm.engine_run"]
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [*command, str(folder), "--stay", *mode.arguments],
+            [*command, str(folder), "--stay", "--events", str(events), *mode.arguments],
             env={**os.environ, "VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOGGING_STREAM": "ext://sys.stderr", **environ},
             cwd=CHECKOUT,
             stdin=subprocess.PIPE,
@@ -256,6 +262,23 @@ def test_lookups_are_the_prompt_and_an_idle_engine_moves_nothing(run: Run) -> No
     assert _total(run.pulled, semconv.LOOKUP_TOKENS.name) == run.theirs("prompt_tokens_total")
     assert _total(run.pulled, semconv.TRANSFER_ACTIVE.name) == 0
     assert _total(run.pulled, semconv.TRANSFER_ACTIVE_BLOCKS.name) == 0
+
+
+@pytest.mark.parametrize(("tier", "medium"), [("device", "GPU"), ("host", "CPU"), ("disk", "STORAGE")])
+def test_published_is_what_a_plain_subscriber_adds_up_and_what_is_held(run: Run, tier: str, medium: str) -> None:
+    def resident(view: str) -> list[float]:
+        labels = {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_VIEW: view}.items()
+        rows = [row for row in run.pulled if row.name == semconv.RESIDENT_BLOCKS.name]
+        return [row.value for row in rows if labels <= row.attributes.items()]
+
+    (published,) = resident("published")
+    assert published == run.subscriber.resident(medium) > 0
+    assert resident("held") == ([] if tier == "disk" else [published]), "vLLM does not know how full a disk is"
+    for kind, ours in (("BlockStored", "block_stored"), ("BlockRemoved", "block_removed")):
+        labels = {semconv.KVCACHE_EVENT_TYPE: ours, semconv.KVCACHE_EVENT_MEDIUM: tier}
+        assert _total(run.pulled, semconv.EVENTS.name, **labels) == run.subscriber.events[kind, medium]
+        assert _total(run.pulled, semconv.EVENT_BLOCKS.name, **labels) == run.subscriber.blocks[kind, medium]
+    assert run.subscriber.missing == 0
 
 
 def test_each_rank_has_rows_and_durations_of_its_own(run: Run) -> None:

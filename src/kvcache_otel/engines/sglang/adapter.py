@@ -53,12 +53,20 @@ class SglangAdapter:
 
     def hook_failed(self) -> None:
         """Ends the rows that are wrong since a hook has missed something."""
-        for rows in list(self._caches):
-            rows.lose(self._lost(), self._failed())
+        lost, failed = self._lost(), self._failed()
+        for rows in self._known():
+            rows.lose(lost, failed)
+
+    def _known(self) -> list[CacheRows]:
+        while True:
+            try:
+                return list(self._caches)
+            except RuntimeError:  # Another thread builds a cache.
+                continue
 
     def forget(self) -> None:
         """Ends the rows of every cache: from now on nobody tells them of it."""
-        for rows in list(self._caches):
+        for rows in self._known():
             rows.end()
 
     # -- caches being built --------------------------------------------------------------------------------------------

@@ -137,12 +137,13 @@ class CacheRows:
             lost: The names of the hooks that see nothing.
             failed: The names of those that have missed something.
         """
-        if self.tiers and (settling := needs.settling(hicache=self.host is not None)) in lost:
-            self._ended("kvcache.usage, kvcache.limit and kvcache.resident.blocks", {settling})
-            for tier in self.tiers:
-                tier.unknown()
-            self.tiers = ()
         hooks = lost | failed
+        if (settling := needs.settling(hicache=self.host is not None)) in hooks:
+            for tier in self.tiers:  # Until the next step, if it sees that.
+                tier.unknown()
+            if settling in lost:
+                self._ended("kvcache.usage, kvcache.limit and kvcache.resident.blocks", {settling})
+                self.tiers = ()
         if self.host is not None and (needed := hooks & needs.resident_host(self._core)):
             self._ended("kvcache.resident.blocks of the host tier", needed)
             self.host.resident_unknown()
@@ -152,6 +153,12 @@ class CacheRows:
         if self.load_back is not None and (needed := hooks & needs.LOAD_BACK):
             self._ended("kvcache.transfer.active of load-backs", needed)
             self.load_back.active_unknown()
+        if self.storage is not None and (needed := hooks & needs.READ):
+            self._ended("kvcache.transfer.active of reads from storage", needed)
+            self.storage.reads_unknown()
+        if self.storage is not None and (needed := hooks & needs.WRITE):
+            self._ended("kvcache.transfer.active of writes to storage", needed)
+            self.storage.writes_unknown()
         prefetches = None if self.storage is None else self.storage.prefetches
         if prefetches is not None and (needed := hooks & needs.OUTSTANDING):
             self._ended("kvcache.prefetch.outstanding.tokens", needed)

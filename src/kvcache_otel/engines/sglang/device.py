@@ -54,7 +54,7 @@ class DeviceRows:
         self._resident.value = (self._evictable() + self._protected()) // self._page
 
     def unknown(self) -> None:
-        """Ends what depends on being asked after every step: nobody does any more."""
+        """Ends what depends on being asked after every step, until it is asked again."""
         self._resident.set(None)
         for pool in self.pools:
             pool.rows.forget()

@@ -99,8 +99,8 @@ class HostRows:
             self._learn()
 
     def unknown(self) -> None:
-        """Ends what depends on being asked after every step: nobody does any more."""
-        self.resident_unknown()
+        """Ends what depends on being asked after every step, until it is asked again."""
+        self._resident.set(None)
         for pool in self.pools:
             pool.rows.forget()
 

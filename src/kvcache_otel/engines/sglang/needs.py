@@ -33,6 +33,12 @@ OUTSTANDING = frozenset(
 )
 """What says how much of what storage had is not settled."""
 
+READ = frozenset({"storage.read", "storage.detach"})
+"""What says how many reads from storage are active, and that there is none any more."""
+
+WRITE = frozenset({"storage.write", "storage.detach"})
+"""The same of writes."""
+
 PUBLISHED = frozenset({"cache.take_events"})
 """What says what the KV events add up to."""
 

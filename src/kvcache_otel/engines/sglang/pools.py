@@ -73,10 +73,9 @@ def settle(tiers: Iterable[TierRows]) -> None:
             asked, evictable = pool.pool, pool.evictable
             try:
                 limit, free = getattr(asked, pool.size), getattr(asked, pool.free)()
-                held = None if evictable is None else evictable()
+                pool.rows.settle(limit, free, None if evictable is None else evictable())
             except Exception as error:
                 pool.unknown(error)
                 continue
             if pool.failed:
                 pool.failed = False
-            pool.rows.settle(limit, free, held)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvcache_otel import semconv
 from kvcache_otel.engines.sglang import config
 from kvcache_otel.engines.sglang.prefetch import PrefetchBooks
+from kvcache_otel.record.cells import unread
 from kvcache_otel.semconv import ErrorType, Pool, Reason, Tier
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class StorageRows:
         began = self._reads.began(getattr(operation, REQUESTED, None))
 
         def read(_: Any, error: BaseException | None) -> None:
-            self._reads.route.active.add(-1)
+            self._reads.active.add(-1)
             pages: int | None = getattr(operation, PAGES, None)
             if pages is None:  # The hook that tells them has stepped aside, or the engine has raised before it could.
                 if error is not None:
@@ -85,7 +86,7 @@ class StorageRows:
         began = self._writes.began(getattr(operation, REQUESTED, None))
 
         def written(_: Any, error: BaseException | None) -> None:
-            self._writes.route.active.add(-1)
+            self._writes.active.add(-1)
             tokens, asked = operation.completed_tokens, len(operation.hash_value)
             self._writes.ended(began, tokens // self._page, asked, error)
             size = tokens * self._bytes_per_token(operation) + self._written_besides(operation)
@@ -99,6 +100,14 @@ class StorageRows:
             self._skipped.add(tokens // self._page)
 
     # -- both ----------------------------------------------------------------------------------------------------------
+
+    def reads_unknown(self) -> None:
+        """Ends the row of active reads."""
+        self._reads.active_unknown()
+
+    def writes_unknown(self) -> None:
+        """Ends the row of active writes."""
+        self._writes.active_unknown()
 
     def reset(self) -> None:
         """Says that the cache has forgotten what was asked for."""
@@ -144,6 +153,7 @@ class _Way:
 
     def __init__(self, route: Route) -> None:
         self.route = route
+        self.active = route.active
         self._queue = route.queue()
         self._tokens, self._of_pool = route.tokens(Pool.KV), route.pool_moved(Pool.KV)
         self._partial = route.failures(PARTIAL)
@@ -153,8 +163,14 @@ class _Way:
         now = time.monotonic()
         if requested is not None:
             self._queue.record(now - requested)
-        self.route.active.add(1)
+        self.active.add(1)
         return now
+
+    def active_unknown(self) -> None:
+        """Ends the row of what is active: not every beginning and end is told any more."""
+        self.active = unread()  # First: others may begin on a thread of SGLang's meanwhile.
+        self.route.active.set(None)
+        self.route.active = unread()
 
     def ended(
         self, began: float, pages: int, asked: int, error: BaseException | None, *, cancelled: bool = False

@@ -170,10 +170,11 @@ class DirectionRows:
     def active_unknown(self) -> None:
         """Ends the rows of what is active: not every copy's beginning and end is told any more."""
         self._counts_active = False
-        for route in self._routes.values():
+        pinned = self._pinned
+        self._active, self._pinned = unread(), unread()  # First: a copy may begin on another thread meanwhile.
+        pinned.set(None)
+        for route in list(self._routes.values()):
             route.active.set(None)
-        self._pinned.set(None)
-        self._active, self._pinned = unread(), unread()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.engines.vllm import config
+from kvcache_otel.engines.vllm import config, needs
 from kvcache_otel.engines.vllm.device import DeviceRows
 from kvcache_otel.engines.vllm.host import ConnectorRows, HostRows, QueueRows, TieringRows, watch_first
+from kvcache_otel.engines.vllm.published import PublishedRows, publishes
 from kvcache_otel.engines.vllm.worker import DirectionRows
 from kvcache_otel.identity import Identity, Rank
 from kvcache_otel.semconv import Engine, Tier
@@ -16,7 +17,7 @@ from kvcache_otel.semconv import Engine, Tier
 ROWS = "_kvcache_otel"
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Set
 
     from kvcache_otel.record.probe import CacheProbe
 
@@ -34,6 +35,15 @@ class VllmAdapter:
         """
         self._probe = probe
         self._flush = flush
+        self._watch = needs.Watch()
+
+    def watch_hooks(self, lost: Callable[[], Set[str]], failed: Callable[[], Set[str]]) -> None:
+        """Says who knows which hooks can be relied upon; see `needs.Watch.ask`."""
+        self._watch.ask(lost, failed)
+
+    def hook_failed(self) -> None:
+        """Ends the rows that are wrong since a hook has missed something."""
+        self._watch.look()
 
     # -- caches being built ----------------------------------------------------------------------------------------
 
@@ -42,25 +52,25 @@ class VllmAdapter:
         if getattr(manager, ROWS, None) is not None:
             return
         probe = self._probe(config.scheduler_identity(spec), config.scheduler_port(spec))
-        tokens, pool = config.chunk_tokens(spec), config.offload_pool(spec)
+        tokens, pool, blocks = config.chunk_tokens(spec), config.offload_pool(spec), config.announced_blocks(spec)
         manager._kvcache_otel_connector = ConnectorRows(probe)
-        tracker = getattr(manager, "_metrics", None)
-        if tracker is None:
-            manager._kvcache_otel = HostRows(probe, manager, tokens=tokens, pool=pool)
-            return
-        primary = manager.primary_tier
-        primary._kvcache_otel = HostRows(probe, primary, tokens=tokens, pool=pool)
-        manager._kvcache_otel = TieringRows(probe, manager)
-        # vLLM keeps a tracker for ever, in a cache of one of its methods; the rows must go with the manager.
-        tracker._kvcache_otel = weakref.ref(manager._kvcache_otel)
+        tracker, primary = getattr(manager, "_metrics", None), getattr(manager, "primary_tier", manager)
+        primary._kvcache_otel = host = HostRows(probe, primary, tokens=tokens, pool=pool, blocks=blocks)
+        self._watch.add(host, needs.HOST)
+        if tracker is not None:
+            manager._kvcache_otel = secondary = TieringRows(probe, manager, blocks=blocks)
+            # vLLM keeps a tracker for ever, in a cache of one of its methods; the rows must go with the manager.
+            tracker._kvcache_otel = weakref.ref(secondary)
+            self._watch.add(secondary, needs.SECONDARY)
 
     def worker_built(self, worker: Any, spec: Any, *_: Any, **__: Any) -> None:
         """`create_worker`: a rank's two directions exist from now on."""
         if getattr(worker._store_handler, ROWS, None) is not None:
             return
         probe = self._probe(config.worker_identity(spec), config.worker_port(spec))
-        worker._store_handler._kvcache_otel = DirectionRows(probe, store=True)
-        worker._load_handler._kvcache_otel = DirectionRows(probe, store=False)
+        for handler, store in ((worker._store_handler, True), (worker._load_handler, False)):
+            handler._kvcache_otel = rows = DirectionRows(probe, store=store)
+            self._watch.add(rows, needs.COPIES)
 
     def scheduler_built(self, _: None, scheduler: Any, *__: Any, **___: Any) -> None:
         """`Scheduler.__init__`: the connector, and below it the offloading manager, were built inside it."""
@@ -76,6 +86,11 @@ class VllmAdapter:
         rows = DeviceRows(probe, scheduler, _tiers_below(scheduler.connector, manager))
         manager_of_blocks = scheduler.kv_cache_manager
         scheduler._kvcache_otel = manager_of_blocks._kvcache_otel = manager_of_blocks.block_pool._kvcache_otel = rows
+        self._watch.add(rows, needs.DEVICE)
+        publisher: Any = getattr(scheduler, "kv_event_publisher", None)
+        if publishes(publisher):
+            publisher._kvcache_otel = published = PublishedRows(probe, manager)
+            self._watch.add(published, needs.PUBLISHED)
 
     # -- once per step ---------------------------------------------------------------------------------------------
 
@@ -172,6 +187,12 @@ class VllmAdapter:
             rows: DeviceRows | None = getattr(pool, ROWS, None)
             if rows is not None:
                 rows.block_evicted()
+
+    def events_published(self, _: None, publisher: Any, events: Any) -> None:
+        """`publish`, with what one step has made known of all tiers; its thread sends it while we look at it."""
+        rows: PublishedRows | None = getattr(publisher, ROWS, None)
+        if rows is not None:
+            rows.apply(events)
 
     # -- last words ------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,17 @@ def chunk_tokens(spec: Any) -> int | None:
     return sizes.pop() * spec.config.cache.blocks_per_chunk if len(sizes) == 1 else None
 
 
+def announced_blocks(spec: Any) -> int:
+    """Returns how many blocks vLLM announces for each offloaded chunk.
+
+    One, but where its events describe themselves: then all blocks of the device that are in it, of full attention. With
+    several groups of layers it depends on the group, and nothing is said.
+    """
+    config = spec.kv_events_config
+    described = config.enable_kv_cache_events and config.self_describing_kv_events
+    return spec.config.cache.blocks_per_chunk if described and len(spec.config.groups) == 1 else 1
+
+
 def offload_pool(spec: Any) -> str:
     """Returns the pool that an offloading spec's chunks belong to."""
     return Pool.KV if len(spec.config.groups) == 1 else Pool.ALL

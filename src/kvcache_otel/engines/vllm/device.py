@@ -33,14 +33,27 @@ class DeviceRows:
         self._resident = probe.resident(Tier.DEVICE, View.HELD)
         self._block_size = probe.block_size(Tier.DEVICE)
         self._block_size.set(self._tokens)
+        self._known = True
         self.settle()
 
     def settle(self) -> None:
-        """Takes over what the pool counts. vLLM keeps cached blocks that nobody uses among the free ones."""
+        """Takes over what the pool counts. vLLM keeps cached blocks that nobody uses among the free ones.
+
+        Resident is what its events announce: a block's hash once for each group of layers that has it, however many
+        copies there are.
+        """
+        if not self._known:
+            return
         pool = self._block_pool
         blocks = pool.num_gpu_blocks - 1  # One is the null block, which holds nothing.
         self._pool.settle(blocks * self._tokens, pool.get_num_free_blocks() * self._tokens)
         self._resident.set(len(pool.cached_block_hash_to_block))
+
+    def unknown(self) -> None:
+        """Ends the gauges that depend on being set in every step: they are not any more."""
+        self._known = False
+        self._pool.forget()
+        self._resident.set(None)
 
     def block_evicted(self) -> None:
         """Counts a cached block that made room."""

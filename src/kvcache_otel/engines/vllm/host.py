@@ -46,12 +46,13 @@ class HostRows:
         counts_skipped: Whether the manager lets blocks wait until they were offered often enough, and counts those.
     """
 
-    def __init__(self, probe: CacheProbe, manager: Any, *, tokens: int | None, pool: str) -> None:
+    def __init__(self, probe: CacheProbe, manager: Any, *, tokens: int | None, pool: str, blocks: int) -> None:
         """Args:
         probe: The process's probe.
         manager: vLLM's CPUOffloadingManager.
         tokens: Tokens per chunk; None where groups of layers differ, and then nothing is said in tokens.
         pool: The pool that its chunks belong to.
+        blocks: Blocks that its events announce for each chunk.
         """
         unit = _unit(manager)
         self._counts = attrgetter(
@@ -63,20 +64,31 @@ class HostRows:
         self._evicted = probe.evictions(Tier.HOST, pool) if tokens else None
         self._resident = probe.resident(Tier.HOST, View.HELD)
         self._block_size = probe.block_size(Tier.HOST)
-        self._block_size.set(tokens)
+        self._blocks = blocks
+        self._block_size.set(None if tokens is None else tokens // blocks)
         self.counts_skipped = manager.store_threshold >= 2
         self._skipped = probe.skipped_stores(Tier.HOST, Reason.OTHER) if self.counts_skipped else None
+        self._known = True
         self.settle(manager)
 
     def settle(self, manager: Any) -> None:
         """Takes over what the manager counts: which chunks are pinned, evictable, free, and which hold something."""
+        if not self._known:
+            return
         allocated, pending, evictable, free_list = self._counts(manager)
         occupied = allocated - len(free_list)
         # A chunk still being written is there for nobody yet, and is not published either.
-        self._resident.set(occupied - pending)
+        self._resident.set((occupied - pending) * self._blocks)
         if self._pool is not None:
             tokens, chunks = self._tokens, self._chunks
             self._pool.settle(chunks * tokens, (chunks - occupied) * tokens, evictable * tokens)
+
+    def unknown(self) -> None:
+        """Ends the gauges that depend on being set in every step: they are not any more."""
+        self._known = False
+        self._resident.set(None)
+        if self._pool is not None:
+            self._pool.forget()
 
     def evicted(self, chunks: int) -> None:
         """Counts chunks that made room for others."""
@@ -168,10 +180,11 @@ class _Watched:
 class TieringRows:
     """All secondary tiers of one tiering manager, and the lookups in its primary one."""
 
-    def __init__(self, probe: CacheProbe, manager: Any) -> None:
+    def __init__(self, probe: CacheProbe, manager: Any, *, blocks: int) -> None:
         """Args:
         probe: The process's probe.
         manager: vLLM's TieringOffloadingManager.
+        blocks: Blocks per chunk, as in `HostRows`.
         """
         tracker = manager._metrics
         self._probe = probe
@@ -187,7 +200,7 @@ class TieringRows:
         chunks, refused = chunk_count(manager.primary_tier), probe.allocation_failures(Tier.HOST, Reason.PROMOTION)
 
         def pins(level: Level) -> Callable[[float], None]:
-            return lambda share: level.set(round(share * chunks))
+            return lambda share: level.set(round(share * chunks) * blocks)
 
         def by_tier(sink: Callable[[SecondaryRows], Sink]) -> dict[Any, Sink]:
             return {label: sink(tier) for label, tier in zip(labels, self.tiers, strict=True)}
@@ -211,6 +224,13 @@ class TieringRows:
         """Counts one finished job of one tier."""
         if tier_index < len(self.tiers):
             self.tiers[tier_index].finished(job, result)
+
+    def unknown(self) -> None:
+        """Ends the gauges, which depend on what every `get_stats` says; nobody hears it any more."""
+        for tier in self.tiers:
+            for route in (tier.promotion, tier.cascade):
+                route.active.set(None)
+                route.pins().set(None)
 
     def take(self, values: dict[str, Any]) -> None:
         """Takes over what one `get_stats` of the manager returned: ``{metric: {labels: value or samples}}``."""

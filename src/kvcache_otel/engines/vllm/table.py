@@ -170,6 +170,12 @@ HOOKS: tuple[Hook, ...] = (
         body="device_block_evicted",
         fact="evictions from the device tier",
     ),
+    Hook(
+        name="publisher.publish",
+        target="vllm.distributed.kv_events:ZmqEventPublisher.publish",
+        body="events_published",
+        fact="KV events, and what they add up to",
+    ),
     # Last words: vLLM's children are killed right after these.
     Hook(
         name="engine.handle_shutdown",
@@ -209,6 +215,7 @@ LIMITS: tuple[tuple[str, str], ...] = (
         "no rows then, its resident blocks do",
         "",
     ),
+    ("what a publisher of KV events other than vLLM's own zmq publishes, unless it derives from that one", ""),
     ("which tier below the device served a prompt: before 0.32 vLLM does not say, so it is tier=unknown", "0.32"),
     ("stores that a slow secondary tier refuses: there is no back-pressure before 0.31", "0.31"),
 )

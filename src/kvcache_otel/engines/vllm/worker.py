@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvcache_otel.record.cells import unread
 from kvcache_otel.semconv import ErrorType, Tier, TimingSource
 
 if TYPE_CHECKING:
@@ -41,3 +42,7 @@ class DirectionRows:
     def drained(self) -> None:
         """Says that nothing is active any more."""
         self._route.active.set(0)
+
+    def unknown(self) -> None:
+        """Ends the row of active transfers: not all that begins or ends is told any more."""
+        self._route.active = unread()
