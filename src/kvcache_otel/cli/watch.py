@@ -5,8 +5,10 @@ Its libraries come with the extra ``watch``; they are imported when the command 
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -16,7 +18,6 @@ from typing import TYPE_CHECKING
 from kvcache_otel.export.settings import Settings
 
 if TYPE_CHECKING:
-    import argparse
     from types import FrameType
 
     from kvcache_otel.cli.command import Commands
@@ -69,6 +70,11 @@ def run(options: argparse.Namespace) -> int:
     try:
         import msgspec
         import zmq
+
+        if sys.stdout.isatty():
+            import rich
+
+            del rich
     except ImportError as error:
         print(f"kvcache-otel watch: {error}: pip install 'kvcache-otel[watch]'", file=sys.stderr)
         return 2
@@ -92,10 +98,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < 10**9:
-        raise ValueError("seconds are above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return seconds
+
+
+def _allow_many_sockets() -> None:
+    """Takes as many files as there may be: each source needs five, and a shell gives a process a thousand."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        _logger.debug("kvcache: no more files than before", exc_info=True)
 
 
 class _Stop:
@@ -122,6 +140,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     from kvcache_otel.semconv import Engine
 
     stop = _Stop()
+    _allow_many_sockets()
     settings = Settings.from_environ(os.environ)
     recorder = Recorder(
         Identity(Engine.CUSTOM, BlockIndex.__name__), replay=needs_replay(settings), series_limit=series(OWNERS)

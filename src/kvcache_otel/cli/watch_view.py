@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvcache_otel import semconv
+from kvcache_otel.events.worker import OTHER
 from kvcache_otel.semconv import Tier
 
 if TYPE_CHECKING:
@@ -65,11 +67,13 @@ def rows(recorder: Recorder, watch: Watch) -> list[Row]:
         worker = str(attributes[semconv.KVCACHE_WORKER])
         failures[worker] = failures.get(worker, 0) + value
     engines = {worker.label: worker.engine or NOTHING for worker in watch.index.workers.values()}
-    silent = failures.keys() - {worker for worker, _ in numbers}
-    shown = [_row(worker, str(rank), engines, found, failures) for (worker, rank), found in sorted(numbers.items())] + [
-        _row(worker, NOTHING, engines, {}, failures) for worker in silent
+    engines.pop(OTHER, None)  # Many.
+    owners: dict[tuple[str, int | None], dict[str, float]] = {**numbers}
+    owners |= {(worker, None): {} for worker in failures.keys() - {worker for worker, _ in numbers}}
+    return [
+        _row(worker, NOTHING if rank is None else str(rank), engines, owners[worker, rank], failures)
+        for worker, rank in sorted(owners, key=lambda owner: (owner[0], owner[1] or 0))
     ]
-    return sorted(shown)
 
 
 def _row(worker: str, rank: str, engines: dict[str, str], found: dict[str, float], failures: dict[str, float]) -> Row:
@@ -77,7 +81,7 @@ def _row(worker: str, rank: str, engines: dict[str, str], found: dict[str, float
     age = found.get("age")
     return Row(
         (
-            worker,
+            _visible(worker),
             rank,
             engines.get(worker, NOTHING),
             *counted,
@@ -85,6 +89,11 @@ def _row(worker: str, rank: str, engines: dict[str, str], found: dict[str, float
             NOTHING if age is None else f"{age:.1f} s",
         )
     )
+
+
+def _visible(name: str) -> str:
+    """Returns a name without what would command a terminal: it may be a topic, which its publisher has chosen."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in name)
 
 
 def _number(value: float | None) -> str:
@@ -151,9 +160,24 @@ def _live(recorder: Recorder, watch: Watch) -> Generator[Show]:
             drawing.add_row(*(Text(cell) for cell in row.cells))  # Text: a name may look like markup.
         return drawing
 
-    with Live(drawn(), console=Console(), auto_refresh=False) as live:
+    shared = sys.stderr.isatty()
+    with Live(drawn(), console=Console(), auto_refresh=False, redirect_stderr=shared) as live, _above():
 
         def show(*, last: bool) -> None:
             live.update(drawn(), refresh=True)
 
         yield show
+
+
+@contextmanager
+def _above() -> Generator[None]:
+    """Lets what is logged appear above the table, where both are on one terminal, and not within it."""
+    handlers: list[Any] = list(logging.getLogger().handlers)
+    moved = [handler for handler in handlers if getattr(handler, "stream", None) is sys.__stderr__]
+    for handler in moved:
+        handler.setStream(sys.stderr)
+    try:
+        yield
+    finally:
+        for handler in moved:
+            handler.setStream(sys.__stderr__)

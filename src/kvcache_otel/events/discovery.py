@@ -31,10 +31,12 @@ LARGEST_FILE = 4 * 2**20
 class Discovery:
     """Looks in a thread of its own, since a name server may take its time. What was found holds until the next look.
 
+    A file that has changed is taken over when two looks have found the same in it: it may be half written.
+
     What cannot be read is said once, and again when it says something else; the other sources stay.
 
     Attributes:
-        found: The sources that there are, names resolved.
+        found: The sources that there are. Before `start` none of them is from a name that is to be resolved.
         problems: What is wrong now, in words.
     """
 
@@ -60,11 +62,14 @@ class Discovery:
         self._resolve = resolve or _addresses
         self._in_file: tuple[Source, ...] = ()
         self._hosts: dict[Source, tuple[str, ...]] = {}
-        self._problems: dict[str, str] = {}
+        self._content: bytes | None = None  # Of the file, as it was taken over.
+        self._changed: bytes | None = None  # What the last look found instead.
+        self._problems: dict[object, str] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvcache-otel-discovery", daemon=True)
         self.found: tuple[Source, ...] = ()
-        self.look(names=True)
+        self._read()
+        self._gather()
 
     def start(self) -> None:
         """Looks again and again from now on, where there is something that can change."""
@@ -76,82 +81,106 @@ class Discovery:
         self._stopped.set()
 
     def look(self, *, names: bool) -> None:
-        """Looks once, and leaves what there is in `found`.
+        """Looks once, and leaves what there is in `found`: first what needs no name, then what each one resolves to.
 
         Args:
             names: Whether names are resolved again that have been before.
         """
         self._read()
+        self._gather()
+        for source in self._many():
+            before = self._hosts.get(source)
+            if (before is None or names) and before != self._resolved(source, before or ()):
+                self._gather()
+
+    def _many(self) -> Iterable[Source]:
+        return dict.fromkeys(source for source in (*self._given, *self._in_file) if source.is_many)
+
+    def _gather(self) -> None:
         sources: dict[tuple[str, str], Source] = {}
-        known: set[Source] = set()
         for source in (*self._given, *self._in_file):
-            ones: Iterable[Source] = (source,)
-            if source.is_many:
-                known.add(source)
-                ones = self._many(source, again=names)
-            for one in ones:
+            hosts = self._hosts.get(source, ()) if source.is_many else ()
+            for one in [source.at(host) for host in hosts] if source.is_many else (source,):
                 sources.setdefault((one.name, one.endpoint), one)
-        self._hosts = {source: hosts for source, hosts in self._hosts.items() if source in known}
-        found = tuple(sources.values())
-        if len(found) > MOST_SOURCES:
-            self._say("sources", f"there are {len(found)} sources; those after the first {MOST_SOURCES} are left out")
-        self.found = found[:MOST_SOURCES]
+        more = f"there are {len(sources)} sources; those after the first {MOST_SOURCES} are left out"
+        self._say("sources", more if len(sources) > MOST_SOURCES else "")
+        found = tuple(sources.values())[:MOST_SOURCES]
+        if found != self.found:
+            self.found = found
 
     @property
     def problems(self) -> list[str]:
         return [problem for problem in self._problems.values() if problem]
 
     def _run(self) -> None:
-        waited = 0.0
-        while not self._stopped.wait(self._file_seconds):
+        waited, names = 0.0, True
+        while True:
+            try:
+                self.look(names=names)
+                self._say("look", "")
+            except Exception as error:  # The sources that are known go on.
+                self._say("look", f"the sources could not be looked up: {type(error).__name__}: {printable(error)}")
+            if self._stopped.wait(self._file_seconds):
+                return
             waited += self._file_seconds
             names = waited >= self._names_seconds
             waited = 0.0 if names else waited
-            try:
-                self.look(names=names)
-            except Exception as error:  # The sources that are known go on.
-                self._say("look", f"the sources could not be looked up: {type(error).__name__}: {printable(error)}")
 
     def _read(self) -> None:
         if self._file is None:
             return
         where = printable(self._file)
         try:
+            if self._file.exists() and not self._file.is_file():  # One that is a pipe would never end.
+                raise OSError("it is not a regular file")
             with self._file.open("rb") as file:
                 content = file.read(LARGEST_FILE + 1)
             if len(content) > LARGEST_FILE:
                 raise OSError(f"it is larger than {LARGEST_FILE} bytes")
-            lines = content.decode("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError, ValueError) as error:
+            lines = content.decode("utf-8-sig").splitlines()
+        except (OSError, ValueError) as error:
             self._say("file", f"the sources in {where!r} are as they were, since it cannot be read: {printable(error)}")
             return
         self._say("file", "")
-        sources: list[Source] = []
-        wrong: list[str] = []
+        if content == self._content:
+            self._changed = None
+            return
+        if self._content is not None and content != self._changed:
+            self._changed = content
+            return
+        sources: dict[Source, None] = {}
+        first, wrong = "", 0
         for number, line in enumerate(lines, 1):
             if not (text := line.strip()) or text.startswith("#"):
                 continue
             try:
-                sources.append(parse(text))
+                sources[parse(text)] = None
             except SourceError as error:
-                wrong.append(f"line {number}: {error}")
-        more = f" (and {len(wrong) - 1} lines more)" if len(wrong) > 1 else ""
-        self._say("lines", f"{where!r}, {wrong[0]}{more}" if wrong else "")
+                first = first or f"line {number}: {error}"
+                wrong += 1
+        more = f" (and {wrong - 1} lines more)" if wrong > 1 else ""
+        self._say("lines", f"{where!r}, {first}{more}" if wrong else "")
         self._in_file = tuple(sources)
+        self._content, self._changed = content, None
+        known = set(self._many())
+        self._hosts = {source: hosts for source, hosts in self._hosts.items() if source in known}
+        self._problems = {
+            about: problem
+            for about, problem in self._problems.items()
+            if not isinstance(about, Source) or about in known
+        }
 
-    def _many(self, source: Source, *, again: bool) -> Iterable[Source]:
-        hosts = self._hosts.get(source)
-        if hosts is None or again:
-            try:
-                hosts = tuple(sorted(set(self._resolve(*source.address))))
-                self._say(source.name, "" if hosts else f"source {source.name!r} resolves to nothing")
-            except (OSError, UnicodeError) as error:
-                hosts = hosts or ()
-                self._say(source.name, f"source {source.name!r} cannot be resolved: {printable(error)}")
-            self._hosts[source] = hosts
-        return [source.at(host) for host in hosts]
+    def _resolved(self, source: Source, before: tuple[str, ...]) -> tuple[str, ...]:
+        name, hosts = printable(source.name), before
+        try:
+            hosts = tuple(sorted(set(self._resolve(*source.address))))
+            self._say(source, "" if hosts else f"source {name!r} resolves to nothing")
+        except (OSError, ValueError) as error:
+            self._say(source, f"source {name!r} cannot be resolved: {printable(error)}")
+        self._hosts[source] = hosts
+        return hosts
 
-    def _say(self, what: str, problem: str) -> None:
+    def _say(self, what: object, problem: str) -> None:
         if problem and self._problems.get(what) != problem:
             _logger.warning("kvcache: %s", problem)
         self._problems[what] = problem

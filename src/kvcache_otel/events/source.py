@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from kvcache_otel.events.owner import LARGEST_BLOCK
 from kvcache_otel.events.worker import AUTO
-from kvcache_otel.record.labels import printable
+from kvcache_otel.record.labels import LONGEST, printable
 from kvcache_otel.semconv import Engine
 
 ENGINES = (AUTO, Engine.VLLM, Engine.SGLANG)
@@ -20,6 +20,7 @@ MANY = "dns+tcp"
 
 _SCHEMES = ("tcp", "ipc", MANY)
 _OPTIONS = ("engine", "replay", "topic", "block_size")
+_LONGEST_REASON = 512
 
 
 class SourceError(ValueError):
@@ -81,10 +82,15 @@ def parse(text: str) -> Source:
     Raises:
         SourceError: It cannot be read.
     """
-    head, found, rest = text.strip().partition("://")
+    text = text.strip()
+    if not text.isprintable():
+        raise _wrong(text, "there is something in it that cannot be printed, or is not UTF-8")
+    head, found, rest = text.partition("://")
     name, _, scheme = head.rpartition("=")
     if not found or scheme not in _SCHEMES:
         raise _wrong(text, f"it must be [name=]tcp://host:port, and may begin with {', '.join(_SCHEMES)} alone")
+    if len(name) > LONGEST:
+        raise _wrong(text, f"its name is longer than {LONGEST} characters")
     where, _, query = rest.partition("?")
     options = _options(text, query)
     endpoint = f"{scheme}://{where}"
@@ -97,7 +103,7 @@ def parse(text: str) -> Source:
     if engine not in ENGINES:
         raise _wrong(text, f"engine={printable(engine)!r} is none of {', '.join(ENGINES)}")
     source = Source(
-        name=printable(name) or endpoint,
+        name=name or endpoint,
         endpoint=endpoint,
         engine=engine,
         topic=options.get("topic", ""),
@@ -126,7 +132,9 @@ def _checked(text: str, endpoint: str, scheme: str) -> str:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise _wrong(text, f"{printable(endpoint)} is no endpoint ({error})") from None
-    if not host or port is None or port == 0 or parts.path or parts.username is not None or parts.fragment:
+    shown = f"[{host}]" if ":" in (host or "") else host
+    alone = parts.netloc.rpartition(":")[0].lower() == str(shown).lower()  # Nothing is written around it.
+    if not host or not alone or port is None or port == 0 or parts.path or parts.fragment:
         raise _wrong(text, f"{printable(endpoint)} is not {scheme}://host:port")
     if not host.isascii() or not host.isprintable() or " " in host:
         raise _wrong(text, f"{printable(endpoint)} has no host that can be looked up")
@@ -138,15 +146,21 @@ def _checked(text: str, endpoint: str, scheme: str) -> str:
 
 
 def _replay(text: str, source: Source, given: str) -> str:
-    if not given or given.startswith("ipc://"):
+    if not given:
+        return ""
+    if source.binds:
+        raise _wrong(text, "there is no replay from publishers that connect to us")
+    if given.startswith("ipc://"):
+        if given == "ipc://":
+            raise _wrong(text, "replay=ipc:// needs a path")
         return given
-    if given.isdecimal() and source.endpoint.startswith(("tcp://", f"{MANY}://")):
+    if given.isascii() and given.isdecimal() and source.endpoint.startswith(("tcp://", f"{MANY}://")):
         given = f"tcp://{source.address[0]}:{given}"
     if not given.startswith("tcp://"):
         raise _wrong(text, f"replay={printable(given)!r} is neither tcp://host:port nor a port")
     replay = _checked(text, given, "tcp")
-    if replay.startswith("tcp://*:") or source.binds:
-        raise _wrong(text, "there is no replay from publishers that connect to us")
+    if replay.startswith("tcp://*:"):
+        raise _wrong(text, f"replay={printable(given)!r} is no address to connect to")
     return replay
 
 
@@ -165,4 +179,5 @@ def _address(endpoint: str) -> tuple[str, int]:
 
 
 def _wrong(text: str, why: str) -> SourceError:
-    return SourceError(f"source {printable(text)!r}: {why}")
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in why[:_LONGEST_REASON])
+    return SourceError(f"source {printable(text)!r}: {line}")

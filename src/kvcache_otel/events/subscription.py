@@ -13,6 +13,7 @@ from kvcache_otel import semconv
 from kvcache_otel.events import frames
 from kvcache_otel.events.stream import Counts, Limits, Stream
 from kvcache_otel.events.wire import LARGEST
+from kvcache_otel.events.worker import MORE
 from kvcache_otel.record.cells import Counter
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-PER_ROUND = 256
-"""Messages of one socket before others have their turn."""
+PER_ROUND, BYTES_PER_ROUND = 256, 2**20
+"""Messages of one socket before others have their turn, and their bytes."""
 
 WAITING = 64
 """Messages that wait in a socket. More wait on the publisher's side, which has a limit of its own."""
@@ -37,8 +38,24 @@ WAITING = 64
 REPLAYED = 10_000
 """Answers that wait in a replay's socket: as many as publishers keep."""
 
-MOST_TOPICS = 256
-"""Topics of one source that have a stream of their own; a source with more is making them up."""
+LEAST_HELD = 2**20
+"""Bytes of batches that each stream may let wait; all of them may have more."""
+
+MOST_TOPICS, LONGEST_TOPIC = 256, 256
+"""Topics of one source that have a stream of their own, and their bytes that count; a source with more is making them
+up."""
+
+BROKEN_OFF_SECONDS = 1.0
+"""After which we connect again ourselves. Where it was ZeroMQ that broke off, since it could not read or would not take
+what came, it does not."""
+
+DUE_SECONDS = 0.01
+"""Between two times that one stream has something due, at the least: the loop must not spin."""
+
+LINES, LINES_SECONDS = 10, 60.0
+"""What is said of one source's connections in so many seconds: a publisher may come and go at full speed."""
+
+_FRAME_FAILURES = (Reason.FRAME_COUNT, Reason.SEQUENCE_FRAME)
 
 _UP, _DOWN, _AGAIN = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED
 
@@ -62,23 +79,41 @@ class Feed:
         self._socket: zmq.Socket[bytes] | None = None
         self.worker = worker
         self.rank: int | None = None
+        self._ranks: set[int] = set()
         # Rows name the rank, which the first batch will tell.
         self.stream = Stream(self, self._counts(), replay=bool(replay), limits=limits)
+        self._unsaid = tuple(zip(_FRAME_FAILURES, self.stream.counts[4:], strict=True))
 
     def apply(self, payload: bytes) -> None:
         """Takes over the next batch."""
         batch = self.worker.receive(payload, self.rank or 0)
-        if self.rank is None and batch is not None:
-            self.rank = batch.rank or 0
+        if batch is None:
+            return
+        rank = (self.rank or 0) if batch.rank is None else batch.rank
+        if rank not in self._ranks:
+            self._ranks.add(rank if rank in self.worker.ranks else MORE)
+        if self.rank is None:
+            self.rank = rank
             before, self.stream.counts = self.stream.counts, self._counts()
             for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
                 cell.add(provisional.value)
 
+    def complain(self) -> None:
+        """Says, once, that there were messages whose frames cannot be read; the stream only counts them."""
+        for reason, cell in self._unsaid:
+            if cell.value:
+                self._unsaid = tuple(other for other in self._unsaid if other[0] != reason)
+                self.worker.failed(reason, 0, detail="a message's frames")
+
     def reset(self) -> None:
         """Forgets what the publisher's batches added up to."""
         _logger.warning("kvcache: source %r: its publisher has started again", printable(self.worker.name))
-        if self.rank is not None:
-            self.worker.reset(self.rank)
+        self.empty()
+
+    def empty(self) -> None:
+        """Empties the books of every rank that its batches named."""
+        for rank in self._ranks:
+            self.worker.reset(rank)
 
     def ask(self, start: int) -> None:
         """Asks for what was missed."""
@@ -97,15 +132,18 @@ class Feed:
             socket.close()
 
     def _answered(self, now: float) -> None:
-        for _ in range(PER_ROUND):
-            socket = self._socket
-            if socket is None:  # That was the last answer.
-                return
-            try:
-                message = socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            self.stream.answer(message, now)
+        taken = 0
+        with self._subscription.said("its replay"):
+            for _ in range(PER_ROUND):
+                socket = self._socket
+                if socket is None or taken >= BYTES_PER_ROUND:  # That was the last answer, or others have their turn.
+                    return
+                try:
+                    message = socket.recv_multipart(zmq.DONTWAIT)
+                except zmq.Again:
+                    return
+                taken += sum(map(len, message))
+                self.stream.answer(message, now)
 
     def _counts(self) -> Counts:
         worker, recorder = self.worker, self._recorder
@@ -113,7 +151,7 @@ class Feed:
             recorder.counter(
                 semconv.EVENT_DECODE_FAILURES, {semconv.KVCACHE_WORKER: worker.label, semconv.KVCACHE_REASON: reason}
             )
-            for reason in (Reason.FRAME_COUNT, Reason.SEQUENCE_FRAME)
+            for reason in _FRAME_FAILURES
         )
         if self.rank is None:
             return Counts(*(Counter(lambda _: None) for _ in range(4)), *failures)
@@ -165,9 +203,13 @@ class Subscription:
         self._context, self._recorder, self._worker, self._limits = context, recorder, worker, limits
         self._said: set[str] = set()
         self._unreachable = False
+        self._own: Worker | None = None
+        self._broken_off = float("inf")  # When we connect again; infinite where ZeroMQ does so itself.
+        self._lines, self._lines_until = 0, 0.0
+        self._monitor: zmq.Socket[bytes] | None = None
         self._socket = socket = self.open(zmq.SUB, WAITING)
         try:
-            self._monitor = socket.get_monitor_socket(_UP | _DOWN | _AGAIN)
+            self._monitor = monitor = socket.get_monitor_socket(_UP | _DOWN | _AGAIN)
             socket.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
             if source.binds:
                 socket.bind(source.endpoint)
@@ -176,7 +218,7 @@ class Subscription:
         except BaseException:
             self._close_sockets()
             raise
-        register(self._monitor, self._watch)
+        register(monitor, self._watch)
         register(socket, self._receive)
 
     def open(self, kind: int, waiting: int) -> zmq.Socket[bytes]:
@@ -198,19 +240,25 @@ class Subscription:
     def begin(self, now: float) -> None:
         """Asks for what was published before, where there is replay: an idle publisher would say nothing."""
         if not self.source.binds:
-            self._named("")  # So that there is a worker, whether it is heard or not.
+            self._own = self._named("")  # So that there is a worker, whether it is heard or not.
         if self.source.replay:
             self._feed("").stream.open(now)
 
     def tick(self, now: float) -> float:
         """Does what is due; returns when something will be, infinite where only a message can change anything."""
-        due = float("inf")
+        if self._broken_off <= now:
+            with self.said("its connection"):
+                self._connect_again()
+        due = self._broken_off
         for feed in self.feeds.values():
             stream = feed.stream
             if stream.due <= now:
                 with self.said("its stream"):
                     stream.tick(now)
-            due = min(due, stream.due)
+                due = min(due, max(stream.due, now + DUE_SECONDS))
+            else:
+                due = min(due, stream.due)
+            feed.complain()
         return due
 
     def said(self, what: str) -> _Said:
@@ -224,7 +272,7 @@ class Subscription:
             self._said.add(what)
             _logger.warning(
                 "kvcache: source %r: %s failed, further failures are in kvcache.telemetry.errors alone: %s: %s",
-                self.source.name,
+                printable(self.source.name),
                 what,
                 type(error).__name__,
                 printable(error),
@@ -234,23 +282,28 @@ class Subscription:
         """Ends it."""
         for feed in self.feeds.values():
             feed.hang_up()
-        self.register(self._monitor, None)
+        if self._monitor is not None:
+            self.register(self._monitor, None)
         self.register(self._socket, None)
         self._close_sockets()
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
     def _receive(self, now: float) -> None:
-        socket, feeds = self._socket, self.feeds
-        for _ in range(PER_ROUND):
-            try:
-                message = socket.recv_multipart(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            with self.said("a message"):
-                topic = "" if len(message) != 3 else message[0].decode("utf-8", "replace")
-                feed = feeds.get(topic) or self._feed(topic)
-                feed.stream.live(message, now)
+        socket, feeds, taken = self._socket, self.feeds, 0
+        with self.said("its socket"):
+            for _ in range(PER_ROUND):
+                try:
+                    message = socket.recv_multipart(zmq.DONTWAIT)
+                except zmq.Again:
+                    return
+                taken += sum(map(len, message))
+                with self.said("a message"):
+                    topic = "" if len(message) != 3 else message[0][:LONGEST_TOPIC].decode("utf-8", "replace")
+                    feed = feeds.get(topic) or self._feed(topic)
+                    feed.stream.live(message, now)
+                if taken >= BYTES_PER_ROUND:
+                    return
 
     def _feed(self, topic: str) -> Feed:
         """Returns the feed of one topic. There is one replay, which sends every topic: with it, all are of one feed."""
@@ -258,8 +311,10 @@ class Subscription:
             topic = next(iter(self.feeds), topic)
         feed = self.feeds.get(topic)
         if feed is None:
+            held = max(self._limits.held_bytes // (len(self.feeds) + 1), min(LEAST_HELD, self._limits.held_bytes))
+            limits = self._limits._replace(held_bytes=held)
             feed = self.feeds[topic] = Feed(
-                self, self._named(topic), self._recorder, replay=self.source.replay, limits=self._limits
+                self, self._named(topic), self._recorder, replay=self.source.replay, limits=limits
             )
         return feed
 
@@ -268,34 +323,70 @@ class Subscription:
         self.workers.append(worker.name)
         return worker
 
-    def _watch(self, _: float) -> None:
-        for _ in range(PER_ROUND):
-            try:
-                event: Any = zmq.utils.monitor.recv_monitor_message(self._monitor, zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            if event["event"] & _UP:
-                self.connections += 1
-                self._unreachable = False
-                _logger.info("kvcache: source %r is connected", self.source.name)
-            elif event["event"] & _DOWN:
-                self.connections = max(self.connections - 1, 0)
-                _logger.warning(
-                    "kvcache: source %r is disconnected: its publisher is gone, or has sent more than %d MiB at once",
-                    self.source.name,
-                    LARGEST // 2**20,
-                )
-            elif not (self.connections or self._unreachable):
-                self._unreachable = True
-                _logger.warning(
-                    "kvcache: source %r cannot be reached at %s; it is tried again and again",
-                    self.source.name,
-                    self.source.endpoint,
-                )
+    def _watch(self, now: float) -> None:
+        monitor = self._monitor
+        if monitor is None:
+            return
+        with self.said("its monitor"):
+            for _ in range(PER_ROUND):
+                try:
+                    message: Any = zmq.utils.monitor.recv_monitor_message(monitor, zmq.DONTWAIT)
+                except zmq.Again:
+                    return
+                self._changed(message["event"], now)
+
+    def _changed(self, event: int, now: float) -> None:
+        name = printable(self.source.name)
+        self._broken_off = float("inf")
+        if event & _UP:
+            self.connections += 1
+            self._unreachable = False
+            self._tell(logging.INFO, now, "kvcache: source %r is connected", name)
+        elif event & _DOWN:
+            self.connections = max(self.connections - 1, 0)
+            if not self.source.binds:
+                self._broken_off = now + BROKEN_OFF_SECONDS
+            self._tell(
+                logging.WARNING,
+                now,
+                "kvcache: source %r is disconnected: its publisher is gone, or has sent more than %d MiB at once",
+                name,
+                LARGEST // 2**20,
+            )
+        elif not (self.connections or self._unreachable):
+            self._unreachable = True
+            self._tell(
+                logging.WARNING,
+                now,
+                "kvcache: source %r cannot be reached at %s; it is tried again and again",
+                name,
+                self.source.endpoint,
+            )
+
+    def _connect_again(self) -> None:
+        self._broken_off = float("inf")
+        if self._own is not None:
+            self._own.failed(
+                Reason.OTHER, detail=f"more than {LARGEST // 2**20} MiB at once, or what is not of ZeroMQ; broken off"
+            )
+        with suppress(zmq.ZMQError):  # It may have forgotten the endpoint by itself.
+            self._socket.disconnect(self.source.endpoint)
+        self._socket.connect(self.source.endpoint)
+
+    def _tell(self, level: int, now: float, text: str, *arguments: object) -> None:
+        if now >= self._lines_until:
+            self._lines, self._lines_until = 0, now + LINES_SECONDS
+        self._lines += 1
+        if self._lines < LINES:
+            _logger.log(level, text, *arguments)
+        elif self._lines == LINES:
+            _logger.log(level, text + " (no more of its connections for a minute)", *arguments)
 
     def _close_sockets(self) -> None:
         with suppress(zmq.ZMQError):
             self._socket.disable_monitor()
+        if self._monitor is not None:  # It is not closed with what it is about.
+            self._monitor.close()
         self._socket.close()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from kvcache_otel.events.stream import Limits
-from kvcache_otel.events.subscription import Subscription
+from kvcache_otel.events.subscription import LEAST_HELD, Subscription
 from kvcache_otel.record.labels import printable
 
 if TYPE_CHECKING:
@@ -25,8 +25,11 @@ _logger = logging.getLogger(__name__)
 HELD_BYTES = 2**30
 """Bytes of batches that wait for others, over all sources."""
 
-LEAST_HELD, MOST_HELD = 2**20, 32 * 2**20
-"""Of these, what one source may have."""
+MOST_HELD = 32 * 2**20
+"""Of these, what one source may have, and `LEAST_HELD` at the least."""
+
+AGAIN_SECONDS = 1.0
+"""Between two times that a source is tried that cannot be subscribed to: a port may still be in use."""
 
 
 class Watch:
@@ -50,11 +53,13 @@ class Watch:
         self._poller = zmq.Poller()
         self._readers: dict[zmq.Socket[bytes], Callable[[float], None]] = {}
         self._users: dict[str, int] = {}
+        self._whose: dict[str, tuple[str, str]] = {}
         self._refused: set[Source] = set()
+        self._again = float("inf")
         self._due = float("inf")
 
     def want(self, sources: Iterable[Source]) -> None:
-        """Subscribes to these sources and to no others. What cannot be subscribed to is said once.
+        """Subscribes to these sources and to no others. What cannot be subscribed to is said once, and tried again.
 
         Args:
             sources: Those that there are; none of them a name that is still to be resolved.
@@ -79,7 +84,11 @@ class Watch:
             if reader is not None:  # Another has closed it meanwhile, otherwise.
                 reader(self._clock())
         now = self._clock()
-        due = float("inf")
+        if now >= self._again:
+            self._again = float("inf")
+            for source in list(self._refused):
+                self._begin(source, len(self.subscriptions) + len(self._refused))
+        due = self._again
         for subscription in self.subscriptions.values():
             due = min(due, subscription.tick(now))
         self._due = due
@@ -97,10 +106,19 @@ class Watch:
             subscription = Subscription(
                 self._context, source, self.index.recorder, self._worker, self._register, limits
             )
-        except zmq.ZMQError as error:
-            self._refused.add(source)
-            _logger.error("kvcache: source %r is left out: %s: %s", source.name, source.endpoint, printable(error))
+        except Exception as error:
+            if source not in self._refused:
+                self._refused.add(source)
+                _logger.error(
+                    "kvcache: source %r is left out as long as this lasts: %s: %s",
+                    printable(source.name),
+                    source.endpoint,
+                    printable(error),
+                )
+            self._again = self._clock() + AGAIN_SECONDS
+            self._due = min(self._due, self._again)
             return
+        self._refused.discard(source)
         self.subscriptions[source] = subscription
         subscription.begin(self._clock())
         self._due = 0.0
@@ -111,15 +129,17 @@ class Watch:
         for name in subscription.workers:
             self._users[name] -= 1
             if not self._users[name]:
-                del self._users[name]
+                del self._users[name], self._whose[name]
                 self.index.release(name)
         for feed in subscription.feeds.values():
-            if feed.rank is not None:  # Its worker may have other sources; then only this rank's books end.
-                feed.worker.reset(feed.rank)
+            feed.empty()  # Its worker may have other sources; then only these ranks' books end.
 
     def _worker(self, source: Source, topic: str) -> Worker:
         # Publishers that connect to us are told apart by their topics. Sources of one name are ranks of one worker.
-        name = f"{source.name}/{printable(topic)}" if source.binds and topic else source.name
+        topic = topic if source.binds else ""
+        name = f"{source.name}/{printable(topic)}" if topic else source.name
+        while self._whose.setdefault(name, (source.name, topic)) != (source.name, topic):
+            name += "~"  # Another's name, which somebody imitates.
         self._users[name] = self._users.get(name, 0) + 1
         worker = self.index.workers.get(name)
         if worker is None:

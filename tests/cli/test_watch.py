@@ -1,0 +1,440 @@
+"""`kvcache-otel watch` as a process: what it prints, how it ends, and what real receivers get from it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import zmq
+
+from kvcache_otel.cli import command, watch_view
+from kvcache_otel.events.counts import CELLS
+from kvcache_otel.events.index import BlockIndex, series
+from kvcache_otel.events.watch import Watch
+from kvcache_otel.events.worker import OTHER
+from kvcache_otel.identity import Identity
+from kvcache_otel.record.recorder import Recorder
+from tests.conftest import require
+from tests.events.fake_publisher import FakePublisher, frame
+from tests.events.payloads import batch, removed, stored
+from tests.support.otlp_receiver import otlp_receiver
+from tests.support.processes import free_port, wait_until
+from tests.support.prometheus_server import prometheus_server
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+PROGRAM = [sys.executable, "-c", "import sys; from kvcache_otel.cli import main; sys.exit(main())"]
+
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def publisher(context: zmq.Context[zmq.Socket[bytes]]) -> FakePublisher:
+    return FakePublisher(context)
+
+
+def environ(**more: str) -> dict[str, str]:
+    """The environment without what decides about exports, and with what a test wants."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("OTEL_", "PROMETHEUS_"))}
+    return {**kept, "OTEL_METRICS_EXPORTER": "none", "COLUMNS": "200", "LINES": "40", "TERM": "xterm", **more}
+
+
+class Running(NamedTuple):
+    """A watch in a process of its own.
+
+    Attributes:
+        process: The process.
+        out: The lines of its output so far.
+        err: The lines of its log so far.
+    """
+
+    process: subprocess.Popen[str]
+    out: list[str]
+    err: list[str]
+
+    def says(self, pattern: str) -> re.Match[str]:
+        """Returns the first match among its lines, as soon as there is one."""
+        wait_until(lambda: self._find(pattern), what=f"{pattern} in {self.out} {self.err}")
+        found = self._find(pattern)
+        assert found is not None
+        return found
+
+    def _find(self, pattern: str) -> re.Match[str] | None:
+        return next((found for line in (*self.out, *self.err) if (found := re.search(pattern, line))), None)
+
+    def end(self, number: int) -> float:
+        """Sends it a signal, and returns how many seconds it took to end with status 0."""
+        began = time.monotonic()
+        self.process.send_signal(number)
+        assert self.process.wait(20) == 0
+        return time.monotonic() - began
+
+
+@contextmanager
+def watching(*arguments: str, **variables: str) -> Generator[Running]:
+    process = subprocess.Popen(
+        [*PROGRAM, "watch", *arguments],
+        env=environ(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    running = Running(process, [], [])
+    readers = [
+        threading.Thread(target=lambda stream=stream, lines=lines: lines.extend(iter(stream.readline, "")))
+        for stream, lines in ((process.stdout, running.out), (process.stderr, running.err))
+        if stream is not None
+    ]
+    for reader in readers:
+        reader.start()
+    try:
+        yield running
+    finally:
+        process.kill()
+        process.wait()
+        for reader in readers:
+            reader.join()
+
+
+def subscribed(publisher: FakePublisher) -> None:
+    def joined() -> bool:
+        publisher.serve()
+        return bool(publisher.subscriptions)
+
+    wait_until(joined)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Runs the command in this process."""
+    status = 0
+    try:
+        status = command.run(["watch", *arguments])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    return status, *capsys.readouterr()
+
+
+# -- what it prints ----------------------------------------------------------------------------------------------------
+
+
+def test_once_is_a_table(publisher: FakePublisher) -> None:
+    publisher.rank = 10
+    with watching("--once", "--seconds", "3", f"a={publisher.endpoint}", f"silent=tcp://127.0.0.1:{free_port()}") as it:
+        subscribed(publisher)
+        for number in range(1500):
+            publisher.publish(stored([number]), stored([number], "CPU"), drop=number % 100 == 50)
+        publisher.publish(removed([0, 1]), rank=9)
+        publisher.send(b"", frame(2**64 - 1), b"")
+        assert it.process.wait(20) == 0
+    head, second, first, silent = (line.split() for line in it.out)
+    if first[1] == "9":  # Ranks in the order of their numbers.
+        first, second = second, first
+    columns = "worker rank engine device host disk external unknown events lost recovered duplicate resets failures age"
+    assert head == columns.split()
+    assert it.out[1].split()[1] == "9"
+    assert first[:-2] == ["a", "10", "vllm", "1,485", "1,485", "-", "-", "-", "2,970", "15", "0", "0", "0", "1"]
+    assert second[:8] == ["a", "9", "vllm", "0", "-", "-", "-", "-"]
+    assert float(first[-2]) < 60
+    assert silent == ["silent", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "0", "-"]
+    assert {len(line.rstrip()) for line in it.out[:3]} == {len(it.out[0].rstrip())}
+    assert any("'silent' cannot be reached" in line for line in it.err)
+
+
+def test_lines_in_a_pipe(publisher: FakePublisher) -> None:
+    with watching("--every", "0.1", f"a={publisher.endpoint}") as it:
+        it.says("^worker=a failures=0$")
+        subscribed(publisher)
+        publisher.publish(stored([1, 2, 3]))
+        it.says(
+            r"^worker=a rank=0 engine=vllm device=3 events=1 lost=0 recovered=0 duplicate=0 resets=0 failures=0 "
+            r"age=\d+\.\d s$"
+        )
+        publisher.publish(stored([4], "DISK"))
+        it.says("^worker=a rank=0 engine=vllm device=3 disk=1 events=2 ")
+        assert it.end(signal.SIGINT) < 2
+
+
+def test_a_reader_who_has_read_enough_ends_it(publisher: FakePublisher) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "watch", "--every", "0.1", f"a={publisher.endpoint}"],
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "worker=a failures=0\n"
+    process.stdout.close()
+    assert process.wait(20) == 1
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, "watch", "--every", "0.1", f"[b]a[/b]={publisher.endpoint}", f"x=tcp://127.0.0.1:{free_port()}"],
+        env=environ(),
+        stdout=theirs,
+        stderr=theirs,
+        stdin=subprocess.DEVNULL,
+    )
+    os.close(theirs)
+    screen = ""
+
+    def shown(pattern: str) -> bool:
+        nonlocal screen
+        while select.select([ours], [], [], 0.05)[0]:
+            try:
+                more = os.read(ours, 65536)
+            except OSError:  # The other side is closed.
+                break
+            if not more:
+                break
+            screen += more.decode(errors="replace")
+        return re.search(pattern, COLOURS.sub("", screen)) is not None
+
+    try:
+        subscribed(publisher)
+        wait_until(lambda: shown(r"worker +rank +engine"))
+        publisher.publish(stored(list(range(1234))))
+        wait_until(lambda: shown(r"\[b\]a\[/b\] +0 +vllm +1,234 "))
+        wait_until(lambda: shown(r"WARNING kvcache: source 'x' cannot be reached at tcp://127\.0\.0\.1:\d+; it is"))
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: shown(r"\x1b\[\?25h") and process.poll() is not None)
+        assert process.returncode == 0
+        assert "Traceback" not in screen
+        # The table is erased before something is logged, and drawn again below it.
+        assert re.search(r"\x1b\[2KWARNING kvcache: source 'x' ", COLOURS.sub("", screen))
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_what_publishers_choose_cannot_command_a_terminal() -> None:
+    recorder = Recorder(Identity("custom", "TestWatch"), series_limit=series(2))
+    watch = Watch(BlockIndex(recorder))
+    for name in ("in/\x1b]0;me\x07\n", "b", "c"):
+        watch.index.add(name, engine="vllm").receive(batch(stored([1])))
+    watch.index.add("d", engine="vllm")
+    found = watch_view.rows(recorder, watch)
+    assert [row.cells[:3] for row in found] == [
+        (OTHER, "-1", "-"),
+        ("b", "0", "vllm"),
+        ("in/\\x1b]0;me\\x07\\n", "0", "vllm"),
+    ]
+    assert len(watch_view.table(found).splitlines()) == 4
+    assert len(watch_view.lines(found).splitlines()) == 3
+    watch.close()
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_sources_that_changes(context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path) -> None:
+    a, b, c = (FakePublisher(context) for _ in range(3))
+    file = tmp_path / "sources"
+    file.write_text(f"# two\na={a.endpoint}\nb={b.endpoint}\nwrong\n")
+    with watching("--every", "0.1", "--sources", str(file)) as it:
+        it.says("^WARNING kvcache: .*sources', line 4: source 'wrong': it must be ")
+        subscribed(a)
+        subscribed(b)
+        a.publish(stored([1]))
+        b.publish(stored([1, 2]))
+        it.says("^worker=a rank=0 .*device=1 ")
+        it.says("^worker=b rank=0 .*device=2 ")
+        file.write_text(f"b={b.endpoint}\nc={c.endpoint}\n")
+        subscribed(c)
+        b.publish(stored([3]))
+        c.publish(stored([4]))
+        it.says("^worker=b rank=0 .*device=3 ")
+        it.says("^worker=c rank=0 .*device=1 ")
+        it.out.clear()
+        it.says("^worker=c")
+        assert not [line for line in it.out[:-1] if line.startswith("worker=a")]
+        assert it.end(signal.SIGTERM) < 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "kvcache-otel watch: there is no SOURCE: [name=]tcp://host:port"),
+        (["nonsense"], "kvcache-otel watch: source 'nonsense': it must be [name=]tcp://host:port"),
+        (["tcp://h:1", "a=tcp://h"], "kvcache-otel watch: source 'a=tcp://h': tcp://h is not tcp://host:port"),
+        (["ipc:///\udcff"], "kvcache-otel watch: source 'ipc:///?': there is something in it that cannot be printed"),
+        (["--seconds", "0", "tcp://h:1"], "argument --seconds: '0' is no number of seconds above 0"),
+        (["--seconds", "nan", "tcp://h:1"], "argument --seconds: 'nan' is no number of seconds above 0"),
+        (["--every", "x", "tcp://h:1"], "argument --every: 'x' is no number of seconds above 0"),
+        (["--colour", "tcp://h:1"], "unrecognized arguments: --colour"),
+    ],
+)
+def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str], why: str) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert why in err.splitlines()[-1]
+    assert len([line for line in err.splitlines() if "usage:" not in line and not line.startswith(" ")]) == 1
+
+
+@pytest.mark.parametrize("what", ["nothing", "directory", "nonsense"])
+def test_a_file_that_cannot_be_what_was_meant(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path, what: str
+) -> None:
+    path = tmp_path if what == "directory" else tmp_path / "file"
+    if what == "nonsense":
+        path.write_text("nonsense\n")
+    assert run(capsys, "--sources", str(path))[0] == 2
+    [said] = caplog.messages
+    assert str(path) in said
+
+
+@pytest.mark.parametrize("module", ["zmq", "msgspec"])
+def test_a_missing_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    status, out, err = run(capsys, "tcp://h:1")
+    assert (status, out) == (2, "")
+    [line] = err.splitlines()
+    assert line.startswith("kvcache-otel watch: ")
+    assert module in line
+    assert line.endswith("pip install 'kvcache-otel[watch]'")
+
+
+def test_a_missing_table_library_is_missed_in_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert run(capsys, "nonsense")[2].startswith("kvcache-otel watch: source 'nonsense'")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    status, _, err = run(capsys, "tcp://h:1")
+    assert status == 2
+    assert "rich" in err
+    assert err.endswith("pip install 'kvcache-otel[watch]'\n")
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.otlp
+def test_a_signal_ends_it_soon_and_after_a_last_export(publisher: FakePublisher, number: int) -> None:
+    require("otlp")
+    with otlp_receiver() as receiver:
+        variables = {
+            "OTEL_METRICS_EXPORTER": "otlp",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.http_endpoint,
+            "OTEL_METRIC_EXPORT_INTERVAL": "3600000",
+        }
+        with watching("--every", "0.1", f"a={publisher.endpoint}?engine=sglang", **variables) as it:
+            subscribed(publisher)
+            for number_ in range(20):
+                publisher.publish(stored([number_, 1000]), stored([number_], "CPU"), drop=number_ in (5, 6))
+            publisher.publish(removed([1, 2, 10**6]))
+            it.says("^worker=a .*device=17 .*events=37 lost=2 ")
+            assert receiver.metrics() == []
+            assert it.end(number) < 2
+        owner = {"kvcache.worker": "a", "kvcache.rank.dp": 0}
+
+        def got(name: str, **labels: str | int) -> int | float | None:
+            wanted = {key.replace("_", "."): value for key, value in labels.items()}
+            row = receiver.wait_for(name, {**(owner if "kvcache.reason" not in wanted else {}), **wanted})
+            return row.value
+
+        view = {"kvcache_view": "received"}
+        assert got("kvcache.resident.blocks", kvcache_tier="device", **view) == 17
+        assert got("kvcache.resident.blocks", kvcache_tier="host", **view) == 18
+        assert got("kvcache.event.batches.lost") == 2
+        assert got("kvcache.event.batches.recovered") == 0
+        assert got("kvcache.event.publisher.resets") == 0
+        stored_on = {"kvcache_event_type": "block_stored", "kvcache_event_medium": "device"}
+        assert got("kvcache.events", **stored_on, **view) == 18
+        assert got("kvcache.event.blocks", **stored_on, **view) == 36
+        assert got("kvcache.accounting.errors", kvcache_reason="unknown_remove") == 1
+        assert receiver.wait_for("kvcache.index.maintained").value == 1
+        assert 0 <= (receiver.wait_for("kvcache.event.last.age", owner).value or 0) < 60
+        assert len({row.time_ns for row in receiver.find("kvcache.resident.blocks")}) == 1
+        assert len(receiver.find("kvcache.events", owner)) == CELLS
+
+
+def test_a_collector_that_is_not_there_does_not_keep_it(publisher: FakePublisher) -> None:
+    variables = {
+        "OTEL_METRICS_EXPORTER": "otlp",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+    }
+    with watching("--every", "0.1", f"a={publisher.endpoint}", **variables) as it:
+        subscribed(publisher)
+        publisher.publish(stored([1]))
+        it.says("^worker=a rank=0 .*device=1 ")
+        assert it.end(signal.SIGTERM) < 3
+
+
+def test_seconds_end_it(publisher: FakePublisher) -> None:
+    with watching("--seconds", "0.5", f"a={publisher.endpoint}") as it:
+        assert it.process.wait(20) == 0
+    assert it.out == ["worker=a failures=0\n"]
+
+
+@pytest.mark.prometheus
+def test_a_scrape_of_more_than_2000_series(publisher: FakePublisher) -> None:
+    require("prometheus")
+    ranks = 100
+    variables = {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": "0"}
+    with watching(f"a={publisher.endpoint}?engine=vllm", **variables) as it:
+        port = it.says(r"Prometheus at http://\S+:(\d+)")[1]
+        subscribed(publisher)
+        for rank in range(ranks):
+            publisher.publish(stored(list(range(rank + 1))), rank=rank)
+        with prometheus_server([f"localhost:{port}"]) as prometheus:
+            name = "kvcache_resident_blocks"
+            prometheus.wait_for(f"sum({name}) == {sum(range(ranks + 1))}")
+            blocks = {int(sample.labels["kvcache_rank_dp"]): sample.value for sample in prometheus.query(name)}
+            assert blocks == {rank: rank + 1 for rank in range(ranks)}
+            [count] = prometheus.query("count(kvcache_events_total)")
+            assert count.value == ranks * CELLS > 2000
+            [total] = prometheus.query("sum(kvcache_events_total)")
+            assert total.value == ranks
+            assert prometheus.query('{otel_metric_overflow!=""}') == []
+        assert it.end(signal.SIGTERM) < 2
+
+
+# -- what is not imported ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kvcache_otel",
+        "import kvcache_otel.plugin, kvcache_otel.instrumentor, kvcache_otel.cli.command",
+        "from kvcache_otel.cli.command import run; run(['doctor'])",
+        "from kvcache_otel.cli.command import run; run(['watch'])",
+    ],
+)
+def test_the_libraries_of_the_extra_are_imported_only_for_it(code: str) -> None:
+    wanted = ("zmq", "msgspec") if "'watch'" in code else ()
+    report = "import sys; print([name for name in ('zmq', 'msgspec', 'rich') if name in sys.modules], file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{report}"], env=environ(), capture_output=True, text=True, timeout=60
+    )
+    assert sorted(eval(done.stderr.splitlines()[-1])) == sorted(wanted)
