@@ -204,6 +204,16 @@ def test_e14_cleared_is_every_tier_or_the_device_alone(engine: str, device_only:
     assert one.errors == {}
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "auto"])
+def test_cleared_may_be_what_the_engine_means_by_it(engine: str) -> None:
+    one = One(engine, clears_device_only=None)
+    one.send(*(stored([7, 8], medium) for medium in ("GPU", "CPU")))
+    if engine == "auto":
+        assert one.worker.engine == "vllm"  # By the medium CPU.
+    one.send(CLEARED)
+    assert one.resident == {"device": 0, "host": 0 if engine == "sglang" else 2}
+
+
 def test_e15_int_and_bytes_are_never_mixed_up(one: One) -> None:
     hashes = [-1, 2**64 - 1, 2**63 + 1, -(2**63), 1, b"\x01", bytes(31) + b"\x01", b"\x01" + bytes(31), bytes(8)]
     for block in hashes:

@@ -54,7 +54,7 @@ class BlockIndex:
         self._maintained.set(1)
 
     def add(
-        self, name: str, *, engine: str = AUTO, block_size: int | None = None, clears_device_only: bool = False
+        self, name: str, *, engine: str = AUTO, block_size: int | None = None, clears_device_only: bool | None = False
     ) -> Worker:
         """Adds a worker. What its events say has rows from the first on that names a rank.
 
@@ -63,7 +63,8 @@ class BlockIndex:
             engine: What its events mean: ``vllm`` announces each copy of a block, ``sglang`` and any other does not;
                 ``auto`` looks for what tells them apart.
             block_size: Tokens in a block of the device tier, where that is known; otherwise it is learned.
-            clears_device_only: Whether "all blocks cleared" means the device's alone. Otherwise it empties every tier.
+            clears_device_only: Whether "all blocks cleared" means the device's alone. Otherwise it empties every tier;
+                None for what the engine means by it, which is the device with vLLM.
 
         Raises:
             ValueError: There is a worker of this name.

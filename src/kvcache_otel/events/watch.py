@@ -143,7 +143,7 @@ class Watch:
         self._users[name] = self._users.get(name, 0) + 1
         worker = self.index.workers.get(name)
         if worker is None:
-            worker = self.index.add(name, engine=source.engine, block_size=source.block_size)
+            worker = self.index.add(name, engine=source.engine, block_size=source.block_size, clears_device_only=None)
         return worker
 
     def _register(self, socket: zmq.Socket[bytes], reader: Callable[[float], None] | None) -> None:

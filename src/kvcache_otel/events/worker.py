@@ -68,7 +68,7 @@ class Worker:
         *,
         engine: str,
         block_size: int | None,
-        clears_device_only: bool,
+        clears_device_only: bool | None,
     ) -> None:
         """See `BlockIndex.add`, which makes them."""
         self.name = name
@@ -195,13 +195,18 @@ class Worker:
         _logger.info("kvcache: worker %r is %s, by %s", printable(self.name), guess.engine, guess.why)
         for owner in self._owners.values():
             owner.count_copies(self._copies)
-            if self._engine == Engine.VLLM:  # Its "all blocks cleared" is about the device.
+            if self._clears_only_the_device:
                 owner.clear_device_only()
 
     @property
     def _copies(self) -> bool:
         # As long as the engine is not known, copies are counted: they can be forgotten later, and not be made up.
         return self._engine in (None, Engine.VLLM)
+
+    @property
+    def _clears_only_the_device(self) -> bool:
+        # vLLM's event is about its block pool alone; of the tiers below it announces no reset.
+        return self._engine == Engine.VLLM if self._clears_device_only is None else self._clears_device_only
 
     def _open(self, rank: int) -> Owner:
         index = self._index
@@ -219,7 +224,7 @@ class Worker:
             index.clock,
             self._resized,
             copies=self._copies,
-            clears_device_only=self._clears_device_only or self._engine == Engine.VLLM,
+            clears_device_only=self._clears_only_the_device,
         )
         if self._block_size is not None:
             owner.resize(Tier.DEVICE, self._block_size)
