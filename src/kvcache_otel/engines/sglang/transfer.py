@@ -66,6 +66,7 @@ class DirectionRows:
         self._counts_active = True
         self._usual = self._route(TimingSource.DEVICE_EVENT if self._clock.ticks else TimingSource.WALL_CLOCK)
         self._ticks = self._clock.ticks
+        self._harvest = probe.harvester.add
         self._active, self._pinned = self._usual.active, self._usual.pins()
         self._queue = self._usual.queue() if queued else None
         self._pools: dict[str, _PoolRows] = {}
@@ -152,7 +153,7 @@ class DirectionRows:
             completions, self._retraction = self._retraction or [], None
             for completion, moved in completions:
                 if error is not None:
-                    self._left(completion)
+                    self._given_up(completion)
                     self._usual.failures(type(error).__name__).add(1)
                 else:
                     self._done(completion, moved, _tokens_by_pool(backup or result))
@@ -179,10 +180,16 @@ class DirectionRows:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _done(self, timed: Any, moved: int, tokens: dict[Any, int]) -> None:
-        copy = self._left(timed)
+        finish = timed.finish_event
+        copies = self._copies
+        copy = copies.pop(id(finish), None)
+        if copy is not None:
+            self._blocks -= copy[2]
+            self._active.value = len(copies)
+            self._pinned.value = self._blocks
+        route = self._usual
         if timed.timing_enabled and self._ticks:
-            route = self._usual
-            route.timed(timed.start_event, timed.finish_event)
+            self._harvest(timed.start_event, finish, route.duration)
         else:
             route = self._ended(copy)
         route.moved.add(moved)
@@ -204,14 +211,12 @@ class DirectionRows:
                 route.duration.record(time.monotonic() - copy[0])
         return route
 
-    def _left(self, timed: Any) -> _Copy | None:
-        copies = self._copies
-        copy = copies.pop(id(timed.finish_event), None)
+    def _given_up(self, timed: Any) -> None:
+        copy = self._copies.pop(id(timed.finish_event), None)
         if copy is not None:
             self._blocks -= copy[2]
-            self._active.value = len(copies)
+            self._active.value = len(self._copies)
             self._pinned.value = self._blocks
-        return copy
 
     def _route(self, timing: str) -> Route:
         route = self._routes.get(timing)
