@@ -83,7 +83,7 @@ def names(discovery: Discovery) -> list[str]:
 
 
 def test_a_file_that_changes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file.write_text(f"# comment\n\n{A}\n   {B}   \n#{C}\n")
+    file.write_text(f"# comment\n\n{A}\n   {B}   # trailing\n#{C}\n")
     discovery = Discovery(sources(C), file)
     assert discovery.found == sources(C, A, B)
     changed(discovery, file, f"{A}\n")
@@ -214,7 +214,7 @@ def test_bad_lines_take_nothing_else_away_and_are_said_once(file: Path, caplog: 
     assert discovery.found == sources(A)
     assert len(caplog.messages) == 2
     assert ", line 1: source 'nonsense'" in caplog.messages[1]
-    assert caplog.messages[1].endswith("(and 2 lines more)")
+    assert caplog.messages[1].endswith("(and lines 3, 4)")
     changed(discovery, file, A)
     assert discovery.problems == []
 
@@ -224,7 +224,7 @@ def test_a_file_of_nothing_but_bad_lines_is_soon_read(file: Path, caplog: pytest
     discovery = Discovery(sources(A), file)
     assert discovery.found == sources(A)
     [said] = caplog.messages
-    assert said.endswith("(and 19999 lines more)")
+    assert said.endswith("(and lines 2, 3, 4, 5, 6, 7, 8, 9 and 19991 more)")
     assert len(said) < 1000
 
 

@@ -432,7 +432,7 @@ def test_release_is_one_operation_and_one_line(received: Received, lines: pytest
     for spec in ABOUT_WORKERS:
         assert {point.attributes[WORKER] for point in received.recorder.points(spec)} <= {"stays"}
     assert sum(received.resident.values()) == 306
-    assert lines.messages == ["kvcache: worker 'gone' released, with 306 blocks of 3 ranks"]
+    assert lines.messages == ["kvcache: worker 'gone' released, with 306 blocks, ranks: 3"]
     gone.receive(batch(stored([1])))
     gone.failed("other")
     gone.release()

@@ -14,6 +14,9 @@ NAMESPACE = "kvcache."
 REASON = "kvcache.reason"
 ENGINE = "kvcache.engine"
 
+WATCH = "watch"
+"""What records metrics without being an engine: the command that reads what engines publish."""
+
 
 @dataclass(frozen=True)
 class Member:

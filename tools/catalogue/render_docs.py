@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from catalogue import COMMAND, MODEL
 from catalogue.markdown import anchor, link, table, wrapped
-from catalogue.model import ENGINE, FOLDS, REASON, Attribute, AttributeRef, Member, Metric, Model, Section
+from catalogue.model import ENGINE, FOLDS, REASON, WATCH, Attribute, AttributeRef, Member, Metric, Model, Section
 from catalogue.prometheus import prometheus_names
 from catalogue.words import listed
 
@@ -145,7 +145,9 @@ def _render_metric_docs(metric: Metric, model: Model) -> str:
 
 def _recorders(metric: Metric, model: Model) -> str:
     briefs = {member.value: member.brief.removesuffix(".") for member in model.known(ENGINE).members}
-    return listed([briefs[engine] for engine in metric.recorded_by], "and") if metric.recorded_by else "nothing, as yet"
+    briefs[WATCH] = "`kvcache-otel watch`"
+    recorders = [briefs[recorder] for recorder in metric.recorded_by]
+    return listed(recorders, "and") if recorders else "nothing, as yet"
 
 
 def _ref_row(ref: AttributeRef, metric: Metric, model: Model) -> tuple[str, str, str]:

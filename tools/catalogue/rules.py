@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from catalogue.model import ENGINE, FOLDS, NAMESPACE, REASON, Attribute, Metric, Model
+from catalogue.model import ENGINE, FOLDS, NAMESPACE, REASON, WATCH, Attribute, Metric, Model
 from catalogue.words import listed
 
 Rule = Callable[[Metric, Model], Iterator[str]]
@@ -136,11 +136,11 @@ def zero_rows_are_finite(metric: Metric, model: Model) -> Iterator[str]:
             yield f"presets {name}, whose values are open"
 
 
-def recorders_are_engines(metric: Metric, model: Model) -> Iterator[str]:
-    """Whoever records a metric is one of the catalogue's engines."""
-    for engine in metric.recorded_by:
-        if engine not in _values_of(ENGINE, model):
-            yield f"is recorded by {engine}, which is no value of {ENGINE}"
+def recorders_are_known(metric: Metric, model: Model) -> Iterator[str]:
+    """Whoever records a metric is one of the catalogue's engines, or the command that watches them."""
+    for recorder in metric.recorded_by:
+        if recorder != WATCH and recorder not in _values_of(ENGINE, model):
+            yield f"is recorded by {recorder}, which is neither a value of {ENGINE} nor {WATCH}"
 
 
 RULES: tuple[Rule, ...] = (
@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
     reason_is_closed,
     values_are_members,
     zero_rows_are_finite,
-    recorders_are_engines,
+    recorders_are_known,
 )
 
 

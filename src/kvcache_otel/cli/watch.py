@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"kvcache-otel watch: {error}: pip install 'kvcache-otel[watch]'", file=sys.stderr)
         return 2
     del msgspec, zmq
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     from kvcache_otel.events.discovery import Discovery
     from kvcache_otel.events.source import SourceError, parse
 

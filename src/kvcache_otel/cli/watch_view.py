@@ -30,6 +30,8 @@ _COUNTED: dict[str, MetricSpec] = {
 
 _COLUMNS = ("worker", "rank", "engine", *TIERS, *_COUNTED, "failures", "age")
 
+_LEFT = ("worker", "engine")
+
 NOTHING = "-"
 """In place of a number that there is none of."""
 
@@ -100,15 +102,25 @@ def _number(value: float | None) -> str:
     return NOTHING if value is None else f"{int(value):,}"
 
 
+def _told(found: Sequence[Row]) -> list[int]:
+    """Returns which columns say anything; the worker's and the first tier's in any case."""
+    always = {"worker", "rank", Tier.DEVICE}
+    return [
+        place
+        for place, column in enumerate(_COLUMNS)
+        if column in always or any(row.cells[place] != NOTHING for row in found)
+    ]
+
+
 def table(found: Sequence[Row]) -> str:
-    """Returns rows below their columns, as plain text."""
-    lines = [_COLUMNS, *(row.cells for row in found)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_COLUMNS))]
-    left = {"worker", "engine"}
+    """Returns rows below their columns, as plain text, without columns that say nothing."""
+    places = _told(found)
+    lines = [[line[place] for place in places] for line in (_COLUMNS, *(row.cells for row in found))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for cell, width, column in zip(line, widths, _COLUMNS, strict=True)
+            cell.ljust(width) if _COLUMNS[place] in _LEFT else cell.rjust(width)
+            for cell, width, place in zip(line, widths, places, strict=True)
         ).rstrip()
         for line in lines
     )
@@ -117,9 +129,18 @@ def table(found: Sequence[Row]) -> str:
 def lines(found: Sequence[Row]) -> str:
     """Returns a line for each row that says what its numbers are, without those that there are none of."""
     return "\n".join(
-        " ".join(f"{column}={cell}" for column, cell in zip(_COLUMNS, row.cells, strict=True) if cell != NOTHING)
+        " ".join(
+            f"{column}={_plain(cell)}" for column, cell in zip(_COLUMNS, row.cells, strict=True) if cell != NOTHING
+        )
         for row in found
     )
+
+
+def _plain(cell: str) -> str:
+    """Returns a number as programs read it, and a name in quotes where it has a blank."""
+    if cell.replace(",", "").isdecimal():
+        return cell.replace(",", "")
+    return cell.removesuffix(" s") if cell.endswith(" s") else f'"{cell}"' if " " in cell else cell
 
 
 @contextmanager
@@ -153,11 +174,16 @@ def _live(recorder: Recorder, watch: Watch) -> Generator[Show]:
     from rich.text import Text
 
     def drawn() -> Table:
-        drawing = Table(box=None, padding=(0, 1))
-        for column in _COLUMNS:
-            drawing.add_column(column, justify="left" if column in ("worker", "engine") else "right", no_wrap=True)
-        for row in rows(recorder, watch):
-            drawing.add_row(*(Text(cell) for cell in row.cells))  # Text: a name may look like markup.
+        found = rows(recorder, watch)
+        places = _told(found)
+        drawing = Table(box=None, padding=(0, 1, 0, 0))
+        for place in places:
+            column = _COLUMNS[place]
+            # A name may be cut where there is no room, a number never.
+            width = 6 if column == "worker" else max(len(column), *(len(row.cells[place]) for row in found), 1)
+            drawing.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True, min_width=width)
+        for row in found:
+            drawing.add_row(*(Text(row.cells[place]) for place in places))  # Text: a name may look like markup.
         return drawing
 
     shared = sys.stderr.isatty()

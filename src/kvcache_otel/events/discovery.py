@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 from typing import TYPE_CHECKING
@@ -26,6 +27,11 @@ MOST_SOURCES = 4096
 """Sources in all; what exceeds them is left out, and said."""
 
 LARGEST_FILE = 4 * 2**20
+
+NAMED = 8
+"""Lines that cannot be read whose numbers are said, beside the first."""
+
+_COMMENT = re.compile(r"(^|\s)#.*")
 
 
 class Discovery:
@@ -139,7 +145,8 @@ class Discovery:
                 raise OSError(f"it is larger than {LARGEST_FILE} bytes")
             lines = content.decode("utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
-            self._say("file", f"the sources in {where!r} are as they were, since it cannot be read: {printable(error)}")
+            so = "there are none" if self._content is None else "are as they were"
+            self._say("file", f"the sources in {where!r} {so}, since it cannot be read: {printable(error)}")
             return
         self._say("file", "")
         if content == self._content:
@@ -149,17 +156,18 @@ class Discovery:
             self._changed = content
             return
         sources: dict[Source, None] = {}
-        first, wrong = "", 0
+        first, wrong = "", list[int]()
         for number, line in enumerate(lines, 1):
-            if not (text := line.strip()) or text.startswith("#"):
+            text = _COMMENT.sub("", line).strip()
+            if not text:
                 continue
             try:
                 sources[parse(text)] = None
             except SourceError as error:
                 first = first or f"line {number}: {error}"
-                wrong += 1
-        more = f" (and {wrong - 1} lines more)" if wrong > 1 else ""
-        self._say("lines", f"{where!r}, {first}{more}" if wrong else "")
+                wrong.append(number)
+        self._say("lines", f"{where!r}, {first}{_also(wrong[1:])}" if wrong else "")
+        self._say("none", "" if sources or wrong or self._given else f"there are no sources in {where!r}")
         self._in_file = tuple(sources)
         self._content, self._changed = content, None
         known = set(self._many())
@@ -184,6 +192,12 @@ class Discovery:
         if problem and self._problems.get(what) != problem:
             _logger.warning("kvcache: %s", problem)
         self._problems[what] = problem
+
+
+def _also(lines: Sequence[int]) -> str:
+    named = ", ".join(map(str, lines[:NAMED]))
+    more = f" and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
+    return f" (and lines {named}{more})" if lines else ""
 
 
 def _addresses(host: str, port: int) -> Iterable[str]:

@@ -93,11 +93,11 @@ class BlockIndex:
             self._labels.discard(worker.label)
             self._room += worker.rooms
         if agreed:
-            _logger.info("kvcache: worker %r released, with %d blocks of %d ranks", printable(name), blocks, ranks)
+            _logger.info("kvcache: worker %r released, with %d blocks, ranks: %d", printable(name), blocks, ranks)
         else:
             self.recorder.accounting_error(Reason.RECOUNT)
             _logger.error(
-                "kvcache: worker %r released, with %d blocks of %d ranks, and its rows said something else",
+                "kvcache: worker %r released, with %d blocks, ranks: %d, and its rows said something else",
                 printable(name),
                 blocks,
                 ranks,

@@ -104,8 +104,8 @@ class Owner:
         reference = weakref.ref(self)  # The recorder may not keep an owner alive.
         recorder.observe(semconv.EVENT_LAST_AGE, labels, lambda: _age(reference(), clock), owner=self)
 
-    def apply(self, events: Iterable[Event]) -> None:
-        """Takes over events, in their order."""
+    def apply(self, events: Iterable[Event]) -> int:
+        """Takes over events, in their order; returns how many blocks were removed that were not there."""
         places, missing = self._places, 0
         for event in events:
             kind = event.kind
@@ -141,6 +141,7 @@ class Owner:
         if missing:
             self._recorder.accounting_error(Reason.UNKNOWN_REMOVE, missing)
         self._ledger.settle()
+        return missing
 
     def _place(self, spelling: str | None) -> _Place:
         named = medium(spelling)

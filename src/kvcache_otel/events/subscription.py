@@ -82,6 +82,8 @@ class Feed:
         self._ranks: set[int] = set()
         # Rows name the rank, which the first batch will tell.
         self.stream = Stream(self, self._counts(), replay=bool(replay), limits=limits)
+        self._answering = self._replay_silent = False  # This time, and whether that was said.
+        self._lost_said, self._lost_next = 0.0, 0.0
         self._unsaid = tuple(zip(_FRAME_FAILURES, self.stream.counts[4:], strict=True))
 
     def apply(self, payload: bytes) -> None:
@@ -98,8 +100,18 @@ class Feed:
             for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
                 cell.add(provisional.value)
 
-    def complain(self) -> None:
-        """Says, once, that there were messages whose frames cannot be read; the stream only counts them."""
+    def complain(self, now: float) -> None:
+        """Says what the stream only counts: messages whose frames cannot be read, once, and losses now and then."""
+        lost = self.stream.counts.lost.value
+        if lost > self._lost_said and now >= self._lost_next:
+            self._lost_said, self._lost_next = lost, now + LINES_SECONDS
+            _logger.warning(
+                "kvcache: source %r, rank %d: %d batches lost so far; what is received of it may be wrong until its "
+                "publisher starts again",
+                printable(self._subscription.source.name),
+                self.rank or 0,
+                lost,
+            )
         for reason, cell in self._unsaid:
             if cell.value:
                 self._unsaid = tuple(other for other in self._unsaid if other[0] != reason)
@@ -122,6 +134,7 @@ class Feed:
             self._socket = socket = self._subscription.open(zmq.DEALER, REPLAYED)
             socket.connect(self._replay)
             self._subscription.register(socket, self._answered)
+            self._answering = False
             socket.send_multipart(frames.request(start), zmq.DONTWAIT)
 
     def hang_up(self) -> None:
@@ -130,6 +143,13 @@ class Feed:
         if socket is not None:
             self._subscription.register(socket, None)
             socket.close()
+            if not (self._answering or self._replay_silent):
+                self._replay_silent = True
+                _logger.warning(
+                    "kvcache: source %r: no answer from its replay at %s; what is missed counts as lost",
+                    printable(self._subscription.source.name),
+                    self._replay,
+                )
 
     def _answered(self, now: float) -> None:
         taken = 0
@@ -143,6 +163,7 @@ class Feed:
                 except zmq.Again:
                     return
                 taken += sum(map(len, message))
+                self._answering, self._replay_silent = True, False
                 self.stream.answer(message, now)
 
     def _counts(self) -> Counts:
@@ -258,7 +279,7 @@ class Subscription:
                 due = min(due, max(stream.due, now + DUE_SECONDS))
             else:
                 due = min(due, stream.due)
-            feed.complain()
+            feed.complain(now)
         return due
 
     def said(self, what: str) -> _Said:
@@ -341,7 +362,7 @@ class Subscription:
         if event & _UP:
             self.connections += 1
             self._unreachable = False
-            self._tell(logging.INFO, now, "kvcache: source %r is connected", name)
+            self._tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
         elif event & _DOWN:
             self.connections = max(self.connections - 1, 0)
             if not self.source.binds:
@@ -349,8 +370,9 @@ class Subscription:
             self._tell(
                 logging.WARNING,
                 now,
-                "kvcache: source %r is disconnected: its publisher is gone, or has sent more than %d MiB at once",
+                "kvcache: source %r is disconnected at %s: its publisher is gone, or has sent more than %d MiB at once",
                 name,
+                self.source.endpoint,
                 LARGEST // 2**20,
             )
         elif not (self.connections or self._unreachable):

@@ -28,6 +28,9 @@ HELD_BYTES = 2**30
 MOST_HELD = 32 * 2**20
 """Of these, what one source may have, and `LEAST_HELD` at the least."""
 
+SILENCE = 2.0
+"""Seconds that live batches wait for a replay that brings nothing new. Publishers answer between two batches."""
+
 AGAIN_SECONDS = 1.0
 """Between two times that a source is tried that cannot be subscribed to: a port may still be in use."""
 
@@ -101,7 +104,7 @@ class Watch:
         self._context.destroy(linger=0)
 
     def _begin(self, source: Source, of: int) -> None:
-        limits = Limits(held_bytes=min(max(HELD_BYTES // of, LEAST_HELD), MOST_HELD))
+        limits = Limits(silence=SILENCE, held_bytes=min(max(HELD_BYTES // of, LEAST_HELD), MOST_HELD))
         try:
             subscription = Subscription(
                 self._context, source, self.index.recorder, self._worker, self._register, limits

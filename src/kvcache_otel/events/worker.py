@@ -135,7 +135,14 @@ class Worker:
             self._settle(self._guess)
         owner = self.owner(rank if batch.rank is None else batch.rank)
         owner.heard = index.clock()
-        owner.apply(batch.events)
+        missing = owner.apply(batch.events)
+        if missing and "missing" not in self._said:
+            self._said.add("missing")
+            _logger.warning(
+                "kvcache: worker %r removes blocks that it has not stored: they were stored before we came, or their "
+                "batches were lost; further ones are counted in kvcache.accounting.errors",
+                printable(self.name),
+            )
 
     def failed(self, reason: str, times: int = 1, *, detail: str = "") -> None:
         """Counts what could not be read, and says each reason once.

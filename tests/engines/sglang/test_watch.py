@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zmq
 
 from tests.conftest import require
 
@@ -67,7 +68,14 @@ class Router:
         """Starts the publisher; ports move with the rank, as SGLang has it."""
         endpoint, replay = (f"tcp://127.0.0.1:{port - RANK}" for port in self.ports)
         config = {"publisher": "zmq", "endpoint": endpoint, "replay_endpoint": replay, "topic": "kv", "bind": True}
-        self.publisher = EventPublisherFactory.create(_json(config), attn_dp_rank=RANK)
+        end = time.monotonic() + SECONDS
+        while True:
+            try:
+                self.publisher = EventPublisherFactory.create(_json(config), attn_dp_rank=RANK)
+                break
+            except zmq.ZMQError:  # The one before is not quite gone.
+                assert time.monotonic() < end
+                time.sleep(0.05)
         self.sent = 0
 
     def publish(self, events: list[Any]) -> None:
