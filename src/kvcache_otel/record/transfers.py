@@ -195,7 +195,7 @@ class Transfers:
         if before is None and len(by_key) >= self._limit:
             before = by_key.pop(next(iter(by_key)))
         by_key[key] = transfer
-        if before is not None:
+        if before is not None and not before.ended:
             before.ended = True
             self._active.add(-1)
             self._contradicted("did not end before others began in its place", Reason.OTHER)
@@ -289,6 +289,7 @@ class Transfers:
                 transfer.duration = route.duration
                 if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
                     return
+                stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
         self._count(transfer, route)
 
     def _finish_by(self, transfer: Transfer, events: Any) -> None:
