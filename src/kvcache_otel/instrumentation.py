@@ -120,6 +120,7 @@ class Instrumentation:
             generic.remove_all()
         with self._lock:
             others, self._others = self._others, {}
+            self._settings = self._meter_provider = None
             hooks, self.hooks = self.hooks, {}
             runtime, self._runtime = self._runtime, None
             adapters, self._adapters = self._adapters, {}

@@ -346,6 +346,7 @@ class Transfers:
         route = self._routes.get(source)
         if route is None:
             route = self._routes[source] = self._make_route(source)
+            route.active.set(None)  # The usual one tells it, for all of them.
         return route
 
     def _waited(self, seconds: float) -> None:

@@ -61,7 +61,12 @@ class Call:
         self._kwargs = kwargs
 
     def __getitem__(self, position: int) -> Any:
-        return self._args[position]
+        if position < len(self._args):
+            return self._args[position]
+        for name, place in self._parameters.positions.items():
+            if place == position:
+                return getattr(self, name)
+        raise IndexError(f"the method was called with fewer arguments than {position + 1}")
 
     def __getattr__(self, name: str) -> Any:
         if name in self._kwargs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcache_otel import semconv
 from kvcache_otel.engines.generic.copies import Backup, LoadBack, Restoration, Retraction
 from kvcache_otel.engines.generic.lookups import Admission, HostInsert, Prefetch
 from kvcache_otel.engines.generic.losses import Drop, Eviction
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from kvcache_otel.engines.generic.facts import Fact
+
+# Why a hit may stay unfulfilled: who speaks the protocol may give any reason that the catalogue has.
+_REASONS = tuple(sorted(semconv.PREFETCH_UNFULFILLED_TOKENS.values[semconv.KVCACHE_REASON]))
 
 _STORAGE = (Tier.DISK, Tier.EXTERNAL, Tier.PEER)
 
@@ -45,7 +49,7 @@ def _tree_core(tiers: Collection[str]) -> Iterator[tuple[str, Fact]]:
     if Tier.HOST in tiers:
         yield "evict_host", Eviction(tier=Tier.HOST)
     if (storage := _storage(tiers)) is not None:
-        yield "insert_host", HostInsert(tier=storage)
+        yield "insert_host", HostInsert(tier=storage, reasons=_REASONS)
 
 
 def _storage(tiers: Collection[str]) -> str | None:
