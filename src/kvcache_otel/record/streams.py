@@ -67,9 +67,13 @@ class Stream:
         return event
 
     def give_back(self, before: Any, after: Any) -> None:
-        """Takes two events back that have been read."""
+        """Takes two events back that have been read, or that nobody will read."""
         self._free.append(before)
         self._free.append(after)
+
+    def give_back_one(self, event: Any) -> None:
+        """Takes an event back that nobody will read."""
+        self._free.append(event)
 
 
 def _no_event() -> Any:

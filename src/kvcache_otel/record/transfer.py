@@ -109,7 +109,7 @@ class Transfer(Pair):
         """Says that nothing was to be moved: it does not count. Never raises."""
         if not self.ended:
             self.ended = True
-            self._transfers.cancelled()
+            self._transfers.cancelled(self)
 
     def settled(self, outcome: Outcome) -> None:
         """Hears from the harvester what has become of its events."""

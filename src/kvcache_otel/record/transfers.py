@@ -148,7 +148,7 @@ class Transfers:
                     self._untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
             if requested is not None:
-                self._waited(transfer.began - requested)
+                self.waited(transfer.began - requested)
             if key is not None:
                 self.keep(transfer, key)
             begun = self._begun
@@ -208,7 +208,7 @@ class Transfers:
     def end_active(self) -> None:
         """Ends the row of what is active: not every beginning and end is told any more."""
         self._active.set(None)
-        self._active = unread()
+        self._active = self._usual.active = unread()  # Nobody keeps the other, whoever moves it at this moment.
 
     def close(self) -> None:
         """Ends that row, and forgets what is under way: nobody tells any more."""
@@ -263,9 +263,18 @@ class Transfers:
         except Exception as error:
             self.broken(error)
 
-    def cancelled(self) -> None:
+    def cancelled(self, transfer: Transfer) -> None:
         """Takes a transfer back that was none."""
         self._active.add(-1)
+        if transfer.stream is not None and transfer.before is not None:
+            transfer.stream.give_back_one(transfer.before)
+            transfer.before = None
+
+    def waited(self, seconds: float) -> None:
+        """Tells how long a transfer waited between being wanted and its beginning."""
+        if self._queue is None:
+            self._queue = self._usual.queue()
+        self._queue.record(seconds)
 
     def ended_twice(self) -> None:
         """Counts an end too many."""
@@ -348,11 +357,6 @@ class Transfers:
             route = self._routes[source] = self._make_route(source)
             route.active.set(None)  # The usual one tells it, for all of them.
         return route
-
-    def _waited(self, seconds: float) -> None:
-        if self._queue is None:
-            self._queue = self._usual.queue()
-        self._queue.record(seconds)
 
     def look_after(self) -> None:
         """Forgets what has ended, and counts what should have; on any thread."""

@@ -23,6 +23,7 @@ from kvcache_otel import semconv
 from kvcache_otel.engines.hooks import STEP_ASIDE_AFTER
 from kvcache_otel.instrumentation import instrumentation
 from kvcache_otel.instrumentor import KVCacheInstrumentor
+from tests.support.fake_device import FakeEvent, FakeStream
 
 if TYPE_CHECKING:
     from tests.engines.generic.conftest import Exported
@@ -218,19 +219,50 @@ def test_a_frozen_object_can_be_wrapped_and_given_back(exported: Exported) -> No
     "clone", [copy.deepcopy, lambda owner: pickle.loads(pickle.dumps(owner))], ids=["deep", "pickle"]
 )
 def test_a_copy_of_an_object_acts_on_itself(exported: Exported, clone: Any) -> None:
-    owner = Copied()
+    owner = Plain()
     instrument(owner, exported)
     other = clone(owner)
     other.write(4)
     assert (owner.calls, other.calls) == ([], [(4, 2)])
     assert tokens(exported) == 0
+    instrument(other, exported)
+    other.write(1)
+    assert tokens(exported) == 2
 
 
-class Copied(Plain):
-    """One that can be found by pickle."""
+def test_a_call_in_which_nothing_happened_leaves_no_trace(exported: Exported) -> None:
+    events: list[FakeEvent] = []
 
-    def __getstate__(self) -> Any:
-        return {name: value for name, value in vars(self).items() if name != "_kvcache_otel"}
+    def make() -> FakeEvent:
+        events.append(FakeEvent())
+        return events[-1]
+
+    owner, stream = Plain(), FakeStream()
+    fact = kv.Backup(
+        when=lambda result, _: result > 0,
+        tokens=1,
+        bytes=1,
+        stream=lambda call: stream if call.self is owner else None,
+        make_event=make,
+        requested=lambda _: 0.0,
+    )
+    instrument(owner, exported, methods={"write": fact})
+    rows = exported.rows
+    for _ in range(5):
+        owner.write(0)
+    assert len(events) == 1
+    assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
+    queue = rows.histogram(semconv.TRANSFER_QUEUE_DURATION, **BACKUP)
+    assert queue is not None
+    assert sum(queue.read()[0]) == 0
+    owner.write(1)
+    assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 1
+    stream.run()
+    assert rows.recorder.harvester.flush(20.0)
+    assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
+    duration = rows.histogram(semconv.TRANSFER_DURATION, **BACKUP, timing="device_event")
+    assert duration is not None
+    assert (sum(duration.read()[0]), sum(queue.read()[0]), len(events)) == (1, 1, 2)
 
 
 # ------------------------------------------------------------------------------------------------- the user's fault

@@ -82,14 +82,18 @@ class Copy(Fact):
         on: Callable[[Call], Any] = stream if callable(stream) else lambda _: stream
 
         def begun(call: Call) -> Finish:
-            transfer = transfers.begin(stream=on(call), requested=None if requested is None else requested(call))
+            since = None if requested is None else requested(call)
+            transfer = transfers.begin(stream=on(call))
 
             def ended(result: Any, raised: BaseException | None) -> None:
                 try:
+                    if raised is None and not happened(result, call):
+                        transfer.cancel()
+                        return
+                    if since is not None:
+                        transfers.waited(transfer.began - since)
                     if raised is not None:
                         transfer.end(error=raised)
-                    elif not happened(result, call):
-                        transfer.cancel()
                     elif error is not None and (wrong := error(result, call)) is not None:
                         transfer.end(error=wrong)
                     else:

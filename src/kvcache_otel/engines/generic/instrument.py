@@ -117,6 +117,13 @@ class Instrumented:
                 del objects.attributes_of(owner)[ANCHOR]
         self._end()
 
+    def is_of(self, owner: object) -> bool:
+        """Returns whether it is this object's, and not one that it was copied from."""
+        return self._owner() is owner
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # A copy of the object, or one from a pickle, is not instrumented.
+
     def _end(self) -> None:
         for point in self._points:
             point.detach()
@@ -180,6 +187,10 @@ class Instrumented:
     def rows(self) -> Rows | None:
         """What its facts write to; None where it was removed, or nothing is measured in this process."""
         return self._rows
+
+
+def _nothing() -> None:
+    """What the copy of an instrumentation is."""
 
 
 def instrument(
@@ -248,7 +259,8 @@ def _check(owner: Any) -> None:
         weakref.ref(owner)
     except TypeError:
         raise TypeError(f"{kind} cannot be referred to weakly: give it a __weakref__ slot") from None
-    if ANCHOR in objects.attributes_of(owner):
+    carried = objects.attributes_of(owner).get(ANCHOR)
+    if isinstance(carried, Instrumented) and carried.is_of(owner):
         raise ValueError(f"this {kind} is instrumented already: remove() what was returned then, first")
 
 
