@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import logging
 import math
@@ -167,9 +168,14 @@ def test_t2_without_torch_it_counts_too(scene: Scene, monkeypatch: pytest.Monkey
     copies = scene.make(make_event=None)
     stream = FakeStream()
     stream.device = types.SimpleNamespace(type="cuda", index=0)
-    for which in (stream, CURRENT, object()):
+    strange = object()
+    for which in (stream, CURRENT, strange):
         copies.begin(stream=which).end(bytes=1)
     assert (scene.samples(), scene.moved(), scene.lost()) == (0, 3, 3)
+    monkeypatch.setattr(importlib, "import_module", pytest.fail)  # It is looked for once.
+    for which in (stream, CURRENT, strange):
+        copies.begin(stream=which).end(bytes=1)
+    assert (scene.moved(), scene.lost()) == (6, 6)
 
 
 def test_t2_an_event_that_fails_after_the_copy_counts_without_a_duration(scene: Scene) -> None:

@@ -6,6 +6,7 @@ import importlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from kvcache_otel.record.labels import printable
 from kvcache_otel.record.pair import Pair
 
 if TYPE_CHECKING:
@@ -76,11 +77,14 @@ class Stream:
         self._free.append(event)
 
 
-def _no_event() -> Any:
-    raise RuntimeError("no stream of a device")
+def _refusing(why: str) -> Callable[[], Any]:
+    def refuse() -> Any:
+        raise RuntimeError(why)
+
+    return refuse
 
 
-NO_STREAM: Final = Stream(CURRENT, Spares(_no_event))
+NO_STREAM: Final = Stream(CURRENT, Spares(_refusing("no stream of a device")))
 """In place of a stream that is none: what is put on it is never timed."""
 
 
@@ -97,16 +101,17 @@ class Streams:
 
         Args:
             stream: The stream, or `CURRENT`.
-            make: Makes an event with timing for it; None for torch's, which is imported now.
-
-        Raises:
-            Exception: There is no torch, or it does not know the stream's device.
+            make: Makes an event with timing for it; None for torch's, which is imported now. Where there is no torch, or
+                it does not know the stream's device, every event raises that.
         """
         key = id(stream) if make is None else (id(stream), make)
         known = self._streams.get(key)
         if known is not None:
             return known[1]
-        spares = self._spares_of(stream, make)
+        try:
+            spares = self._spares_of(stream, make)
+        except Exception as error:  # Remembered: to look for a module that is not there takes long.
+            spares = Spares(_refusing(f"{type(error).__name__}: {printable(error)}"))
         if len(self._streams) >= REMEMBERED:
             self._streams = {}
         ours = Stream(stream, spares)
