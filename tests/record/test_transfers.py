@@ -352,16 +352,21 @@ def test_in_a_stream_nothing_is_asked_before_what_came_first_is_done(scene: Scen
             return self.at_ms != 1.0 or self.passed
 
     stream = FakeStream()
+    scene.recorder.harvester._reader = types.SimpleNamespace(asleep=False, ended=False)  # type: ignore[assignment]
     copies = scene.make(make_event=lambda: scene.device.made.append(Rushed()) or scene.device.made[-1])
     for _ in range(3):
         with copies.begin(stream=stream):
             stream.copy(1.0)
-    scene.settled()
+    scene.recorder.harvester._round(None, None)
     ends = scene.device.made[1::2]
+    asked = ends[0].queries
+    scene.recorder.harvester._round(None, None)
+    assert ends[0].queries - asked == 1  # Not once for each that waits behind it.
     assert [bool(event.askers) for event in ends] == [True, False, False]
     stream.run()
-    assert scene.settled()
+    scene.recorder.harvester._round(None, None)
     assert scene.samples() == 3
+    scene.recorder.harvester._reader = None
 
 
 @given(
@@ -518,8 +523,12 @@ def test_transfers_end_by_their_key_in_any_order() -> None:
     assert (scene.active, scene.finished, scene.moved("wall_clock")) == (2, 3, 8 + 1 + 16)
     scene.transfers.begin(key=1, bytes=100)  # It is used again: whoever had it has ended unseen.
     assert (scene.active, scene.wrong("other")) == (2, 1)
+    scene.transfers.begin(key=5).end()  # It has ended, if not by its key, which is free.
+    scene.transfers.begin(key=5).cancel()
+    assert (scene.active, scene.finished, scene.wrong("other")) == (2, 4, 1)
+    scene.transfers._by_key.pop(5)
     scene.transfers.forget("reset")
-    assert (scene.active, scene.finished, scene.transfers.open_keys) == (0, 3, 0)
+    assert (scene.active, scene.finished, scene.transfers.open_keys) == (0, 4, 0)
     assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error="reset") == 2
 
 

@@ -37,13 +37,14 @@ class FakeEvent:
         stream: The stream that it was recorded on last.
         recorded: How often it was.
         read: How often a time was read from or to it.
+        queries: How often it was asked.
         askers: The names of the threads that asked it.
     """
 
     def __init__(self) -> None:
         self.at_ms: float | None = None
         self.stream: FakeStream | None = None
-        self.recorded = self.read = 0
+        self.recorded = self.read = self.queries = 0
         self.askers: set[str] = set()
 
     def record(self, stream: FakeStream) -> None:
@@ -51,6 +52,7 @@ class FakeEvent:
         self.recorded += 1
 
     def query(self) -> bool:
+        self.queries += 1
         self.askers.add(threading.current_thread().name)
         return self.passed
 

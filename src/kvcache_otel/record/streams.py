@@ -101,8 +101,8 @@ class Streams:
 
         Args:
             stream: The stream, or `CURRENT`.
-            make: Makes an event with timing for it; None for torch's, which is imported now. Where there is no torch, or
-                it does not know the stream's device, every event raises that.
+            make: Makes an event with timing for it; None for torch's, which is imported now. Where there is no torch,
+                or it does not know the stream's device, every event raises that.
         """
         key = id(stream) if make is None else (id(stream), make)
         known = self._streams.get(key)

@@ -179,6 +179,17 @@ def test_our_exceptions_never_reach_the_engine_and_the_hook_steps_aside(
     assert "aside" in handle.report()
 
 
+def test_what_a_reader_failed_at_is_not_active_for_ever(exported: Exported) -> None:
+    owner = Plain()
+    fact = kv.Backup(tokens=lambda result, _: result / (result - 2), bytes=1)
+    instrument(owner, exported, methods={"write": fact})
+    owner.write(1)
+    rows = exported.rows
+    assert rows.value(semconv.TELEMETRY_ERRORS, hook="write") == 1
+    assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 0
+
+
 def test_what_is_active_ends_where_an_end_was_missed(exported: Exported) -> None:
     class Async(Plain):
         def done(self) -> Any:
@@ -469,13 +480,13 @@ def test_rows_of_a_pool_are_made_of_the_same_answers(exported: Exported) -> None
     owner = Plain()
 
     def wavering(owner: Plain) -> int:
-        owner.blocks += 1
+        owner.blocks *= 2
         return owner.blocks
 
-    pools = {("device", "kv"): kv.PoolSize(limit=1_000, free=wavering, evictable=wavering)}
+    pools = {("device", "kv"): kv.PoolSize(limit=10**12, free=wavering, evictable=wavering)}
     instrument(owner, exported, gauges=kv.Gauges(pools=pools))
     for _ in range(5):
-        assert exported.rows.total(semconv.USAGE) == 1_000
+        assert exported.rows.total(semconv.USAGE) == 10**12
 
 
 def test_transfers_that_an_object_counts_itself_are_a_gauge(exported: Exported) -> None:
