@@ -340,7 +340,7 @@ class Transfers:
         transfer.before = transfer.after = transfer.events = None  # Whoever keeps it keeps none of the device's.
 
     def _count_tokens(self, tokens: Tokens) -> None:
-        if not isinstance(tokens, Mapping):
+        if type(tokens) is int or not isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
             self._tokens[self._first_pool].add(operator.index(tokens))  # type: ignore[arg-type]
             return
         for pool, count in tokens.items():
