@@ -16,7 +16,7 @@ STAIRS = (
     ("events",),
     ("export",),
     ("engines",),
-    ("", "instrumentation", "instrumentor", "package", "plugin", "runtime"),
+    ("", "instrumentation", "instrumentor", "own", "package", "plugin", "runtime"),
     ("cli",),
 )
 """Rooms by the first name below the package, from the ground up; finer than the page has them. The empty one is the

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
 
     from kvcache_otel.export.settings import Settings
+    from kvcache_otel.identity import Identity
+    from kvcache_otel.record.probe import CacheProbe
     from kvcache_otel.runtime import Runtime
 
 _logger = logging.getLogger("kvcache_otel")
@@ -44,6 +46,7 @@ class Instrumentation:
         self._settings: Settings | None = None
         self._meter_provider: MeterProvider | None = None
         self._adapters: dict[str, Any] = {}
+        self._others: dict[int, tuple[MeterProvider, Runtime]] = {}
         self._said: set[str] = set()
         self._lock = threading.RLock()
         os.register_at_fork(after_in_child=self._forked)
@@ -83,9 +86,42 @@ class Instrumentation:
             if meter_provider is not None and not settings.enabled and is_installed(engine):
                 _check_processes(table)
 
+    def own_probe(self, identity: Identity, meter_provider: MeterProvider | None = None) -> CacheProbe | None:
+        """Returns the probe for a cache of the program's own; None where nothing is to be measured in this process.
+
+        Args:
+            identity: The cache's.
+            meter_provider: The provider to use; None for the one that `attach` was given, the process's own, or one
+                made from the environment.
+        """
+        if not _counts_exactly():
+            self._warn("not instrumented: this Python has no global lock, without which counts are lost")
+            return None
+        from kvcache_otel.export.settings import Settings
+        from kvcache_otel.runtime import Runtime
+
+        with self._lock:
+            settings = self._settings or Settings.from_environ(os.environ)
+            if settings.forbidden:
+                _logger.info("kvcache: not instrumented: %s", settings.reason)
+                return None
+            if meter_provider is None or meter_provider is self._meter_provider:
+                self._settings = settings
+                return self._alive().probe(identity)
+            known = self._others.get(id(meter_provider))
+            if known is None:
+                made = Runtime(settings, meter_provider=meter_provider)
+                known = self._others[id(meter_provider)] = meter_provider, made
+            return known[1].probe(identity)
+
     def detach(self) -> None:
         """Gives every engine its own functions back and ends exporting; a second call does nothing."""
+        generic: Any = sys.modules.get("kvcache_otel.engines.generic.instrument")
+        if generic is not None:
+            generic.remove_all()
         with self._lock:
+            others, self._others = self._others, {}
+            self._settings = self._meter_provider = None
             hooks, self.hooks = self.hooks, {}
             runtime, self._runtime = self._runtime, None
             adapters, self._adapters = self._adapters, {}
@@ -98,8 +134,9 @@ class Instrumentation:
                     Exception
                 ):  # What an engine's objects do when they are touched is not the caller's affair.
                     adapter.forget()
-        if runtime is not None:
-            runtime.stop()
+        for stopping in (runtime, *(other for _, other in others.values())):
+            if stopping is not None:
+                stopping.stop()
 
     def _warn(self, problem: str) -> None:
         """Says what holds for every engine once, and not once for each."""

@@ -48,7 +48,7 @@ class Engine:
     SGLANG: Final = "sglang"
     """SGLang."""
     CUSTOM: Final = "custom"
-    """A cache that was instrumented by hand."""
+    """caches of one's own."""
 
 
 class Tier:

@@ -219,6 +219,12 @@ def test_no_thread_can_come_between_a_load_and_its_store(what: str) -> None:
     assert span.entered_from_elsewhere() == []
 
 
+def test_no_thread_can_come_between_two_that_move_a_level() -> None:
+    span = Span(Level.add, ("LOAD_ATTR", "value"), ("STORE_ATTR", "value"))
+    assert span.switch_points() == []  # It may jump, but only forward: what it has not begun it does not do.
+    assert not [name for name in (each.opname for each in span.instructions) if "BACKWARD" in name]
+
+
 def test_no_instruction_is_taken_for_quiet_that_can_switch() -> None:
     assert QUIET.isdisjoint(SWITCH_POINTS)
 

@@ -21,6 +21,7 @@ import pytest
 from kvcache_otel import semconv
 from kvcache_otel.record import timing
 from kvcache_otel.record.cells import Counter, Histogram
+from kvcache_otel.record.pair import Pair
 from kvcache_otel.record.timing import Harvester
 from tests.record.test_cells import Span
 from tests.support.processes import wait_until
@@ -144,6 +145,14 @@ class Device:
     @property
     def overflowed(self) -> int | float:
         return self._overflowed.value
+
+
+def waiting(start: FakeEvent, end: FakeEvent, duration: Histogram) -> Pair:
+    """A pair that was handed over just now."""
+    pair = Pair(start, end, duration)
+    pair.added = time.monotonic()
+    pair.until = pair.added + ENOUGH_S
+    return pair
 
 
 def threads() -> list[threading.Thread]:
@@ -493,7 +502,7 @@ def test_a_pair_that_comes_while_the_thread_lies_down_is_not_forgotten(
     def and_then_comes_another(at_most: int | None, stopped: float | None) -> int:
         left = read(at_most, stopped)
         if not left and late:  # From a thread that saw ours awake, and did not ring.
-            device.harvester._pairs.append((FakeEvent(0.0), late.pop(), device.duration, time.monotonic()))
+            device.harvester._pairs.append(waiting(FakeEvent(0.0), late.pop(), device.duration))
         return left
 
     monkeypatch.setattr(device.harvester, "_round", and_then_comes_another)
@@ -503,7 +512,7 @@ def test_a_pair_that_comes_while_the_thread_lies_down_is_not_forgotten(
 
 def test_what_a_stopped_thread_puts_back_is_read_by_another(device: Device) -> None:
     end = FakeEvent(8.0, passed=False)
-    device.harvester._pairs.append((FakeEvent(0.0), end, device.duration, time.monotonic()))
+    device.harvester._pairs.append(waiting(FakeEvent(0.0), end, device.duration))
     device.harvester._round(None, stopped=0.0)  # What a thread does last that was stopped before that pair came.
     end.passed = True
     wait_until(lambda: device.seconds == 0.008)
@@ -702,7 +711,7 @@ def test_a_signal_handler_may_flush_or_stop_what_it_has_interrupted(
 ) -> None:
     on_signal(lambda: getattr(device.harvester, what)(ENOUGH_S))
     with device.harvester._starting:
-        device.harvester._pairs.append((FakeEvent(0.0), FakeEvent(1.0), device.duration, time.monotonic()))
+        device.harvester._pairs.append(waiting(FakeEvent(0.0), FakeEvent(1.0), device.duration))
         os.kill(os.getpid(), signal.SIGUSR1)
     assert device.samples == 1
 

@@ -174,7 +174,9 @@ class ReplayedHistogram(Histogram):
 
 
 class Level:
-    """A quantity that is as it is now; None while it is not known, and then no row is exported. One writer at a time.
+    """A quantity that is as it is now; None while it is not known, and then no row is exported.
+
+    One thread at a time sets it; any number may move it.
 
     Attributes:
         value: The quantity, in the metric's unit, or None.
@@ -203,12 +205,17 @@ class Level:
         self.value = 0 if value < 0 else None
 
     def add(self, amount: int | float) -> None:
-        """Moves the level up or down. Below 0 it stays at 0 and says so."""
+        """Moves the level up or down, from any thread. Below 0 it stays at 0 and says so."""
         value = (self.value or 0) + amount
-        if not 0 <= value < _INFINITY:
-            self._underflow(value)
-            value = 0 if value < 0 else self.value
-        self.value = value
+        if 0 <= value < _INFINITY:
+            self.value = value
+        else:
+            self._refuse(value)
+
+    def _refuse(self, value: float) -> None:
+        self._underflow(value)
+        if value < 0:
+            self.value = 0
 
     def reset(self) -> None:
         """Forgets the level, in a forked child."""

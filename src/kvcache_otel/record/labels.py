@@ -61,3 +61,19 @@ def printable(value: object) -> str:
     except Exception:
         text = type(value).__name__
     return text[:LONGEST].encode("utf-8", "replace").decode()
+
+
+def declared(key: str, value: object) -> str:
+    """Returns a value that somebody has written down for an attribute, where the catalogue has it.
+
+    Args:
+        key: The attribute's key, of one with a closed set.
+        value: The value.
+
+    Raises:
+        ValueError: The catalogue does not have it.
+    """
+    members = semconv.ATTRIBUTES[key].members or frozenset()
+    if not isinstance(value, str) or value not in members:
+        raise ValueError(f"{key} has no {printable(value)!r}: it is one of {', '.join(sorted(members))}")
+    return value

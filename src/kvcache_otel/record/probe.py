@@ -140,6 +140,14 @@ class CacheProbe:
         """Counts a quantity that an engine would not tell, and says so once; see `Recorder.gauge_failed`."""
         self._recorder.gauge_failed(what, error)
 
+    def failed(self, hook: str, what: str, error: BaseException) -> None:
+        """Counts an exception of ours that was caught, and says so once; see `Recorder.failed`."""
+        self._recorder.failed(hook, what, error)
+
+    def lost(self, reason: str) -> None:
+        """Counts a measurement that was given up."""
+        self._recorder.dropped(reason).add(1)
+
     # -- any metric of the catalogue -------------------------------------------------------------------------------
 
     def counter(self, spec: MetricSpec, labels: Labels) -> Counter:
@@ -272,6 +280,10 @@ class Route:
             end: Recorded after it. Neither may be recorded again before the pair has been read.
         """
         self._harvester.add(start, end, self.duration)
+
+    def labels(self) -> Labels:
+        """Returns the attributes that all its rows have."""
+        return dict(self._labels)
 
     def failures(self, error_type: str) -> Counter:
         """Returns the counter of transfers that failed in one way."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -173,7 +174,8 @@ class Recorder:
             return
         alive: Callable[[], object] = weakref.ref(owner) if owner is not None else lambda: True
         with self._lock:
-            series.readers = [*series.readers, Reader(read, alive, [])]
+            living = [other for other in series.readers if other.alive() is not None]
+            series.readers = [*living, Reader(read, alive, [])]
 
     def end(self, key: str, value: str | int) -> None:
         """Ends every row that has this value for an attribute; what is written to its cells from now on is lost."""
@@ -195,9 +197,20 @@ class Recorder:
             what: The quantity, in words.
             error: What was raised instead.
         """
-        self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: "gauge"}).add(1)
+        self.failed("gauge", f"no row from {what} while it fails", error)
+
+    def failed(self, hook: str, what: str, error: BaseException) -> None:
+        """Counts an exception of ours that was caught, and says so once.
+
+        Args:
+            hook: Where it was, as ``kvcache.telemetry.hook``.
+            what: What is not measured because of it, in words.
+            error: What was raised.
+        """
+        self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: hook}).add(1)
         said = f"{type(error).__name__}: {printable(error)}"
-        self._say(f"gauge {what}", "kvcache: no row from %s while it fails: %r", what, said)
+        with suppress(Exception):  # It may be said on the engine's thread: a handler that raises must not hurt it.
+            self._say(f"{hook} {what}", "kvcache: %s: %r", what, said)
 
     def dropped(self, reason: str) -> Counter:
         """Returns the counter of measurements that were given up for one reason."""

@@ -11,14 +11,18 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from kvcache_otel.record.labels import printable
+from kvcache_otel.record.pair import DeviceEvent, Outcome, Pair
+from kvcache_otel.record.streams import Lane, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcache_otel.record.cells import Counter, Histogram
+
+__all__ = ["DEADLINE_S", "LIMIT", "DeviceEvent", "Harvester", "Lane"]
 
 _logger = logging.getLogger(__name__)
 
@@ -44,22 +48,13 @@ PER_ROUND = 256
 _INFINITY = float("inf")
 
 
-class DeviceEvent(Protocol):
-    """A mark on a device's stream that knows when it was passed: `torch.cuda.Event` and its like, with timing."""
-
-    def query(self) -> bool:
-        """Returns whether the device has passed it, without waiting."""
-        ...
-
-    def elapsed_time(self, end: Any, /) -> float:
-        """Returns the milliseconds from this event to a later one."""
-        ...
-
-
 class Harvester:
     """The event pairs of one process that wait for their device, and what becomes of them.
 
     Each pair that was handed over ends as one sample of its histogram, or as one dropped measurement.
+
+    Attributes:
+        streams: The streams with events of ours.
     """
 
     def __init__(
@@ -71,15 +66,17 @@ class Harvester:
         limit: Pairs that may wait, give or take one for each thread that is at it.
         deadline_s: How long a pair may wait, in seconds.
         """
+        self.streams = Streams()
         self._lost = lost
         self._overflowed = overflowed
         self._limit = limit
         self._deadline_s = deadline_s
-        # Whoever takes a pair out owns it until it is settled or put back, so that none is ever read twice.
-        self._pairs: deque[tuple[DeviceEvent, DeviceEvent, Histogram, float]] = deque()
+        # Whoever takes a pair out owns it until it is settled or put back, so that none is ever read twice. A lane is
+        # in here once for each of its pairs: whoever takes it out may ask the one at its head.
+        self._pairs: deque[Pair | Lane] = deque()
         self._reader: _Reader | None = None
         self._starting = threading.RLock()  # A signal handler may flush or stop what it has interrupted.
-        self._said = False
+        self._said: set[str] = set()
         self._inherited: list[object] = []
 
     def add(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram) -> None:
@@ -90,14 +87,34 @@ class Harvester:
             end: The event after it, on the same stream. Neither may be recorded again before the pair has been read.
             duration: Where the seconds between the two go.
         """
+        self.hand_over(Pair(start, end, duration))
+
+    def hand_over(self, pair: Pair, lane: Lane | None = None, deadline_s: float | None = None) -> bool:
+        """Hands a pair over that wants to hear what becomes of it, on the engine's thread, as in `add`.
+
+        Args:
+            pair: The pair.
+            lane: The pairs of its stream, which are read in order; None for one that has nothing to do with others.
+            deadline_s: How long it may wait, in seconds; None for what the harvester was made with.
+
+        Returns:
+            Whether there was room for it. Where there was none it is counted, and hears nothing.
+        """
         pairs = self._pairs
         if len(pairs) >= self._limit:
             self._overflowed.add(1)
-            return
-        pairs.append((start, end, duration, time.monotonic()))
+            return False
+        pair.added = now = time.monotonic()
+        pair.until = now + (self._deadline_s if deadline_s is None else deadline_s)
+        if lane is None:
+            pairs.append(pair)
+        else:
+            lane.append(pair)  # First: whoever takes the lane out finds a pair in it.
+            pairs.append(lane)
         reader = self._reader
         if reader is None or reader.asleep:
             self._rouse()
+        return True
 
     def flush(self, timeout_s: float) -> bool:
         """Reads every pair that its device is done with, on any thread. Never raises, never takes longer.
@@ -131,11 +148,12 @@ class Harvester:
     def reset(self) -> None:
         """Forgets every pair, in a forked child."""
         # Not destroyed either: that would ask a driver that is not there, and may have been forked with its locks held.
-        self._inherited.append(self._pairs)
+        self._inherited += (self._pairs, self.streams)
         self._pairs = deque()
+        self.streams = Streams()
         self._reader = None
         self._starting = threading.RLock()
-        self._said = False
+        self._said = set()
 
     def _rouse(self) -> _Reader | None:
         """Wakes the thread, or starts it; returns None where none can be started."""
@@ -169,45 +187,70 @@ class Harvester:
             stopped: When the thread was stopped, for its last round: no pair that is older is put back.
         """
         pairs = self._pairs
-        oldest = time.monotonic() - self._deadline_s
+        now = time.monotonic()
+        undone: set[int] = set()  # Lanes whose head the device is not done with: nor is it then with what comes after.
         waiting = len(pairs)
         for _ in range(waiting if at_most is None else min(waiting, at_most)):
             try:
-                pair = pairs.popleft()
+                taken = pairs.popleft()
+                if isinstance(taken, Pair):
+                    pair, lane = taken, None
+                elif id(taken) in undone:
+                    pairs.append(taken)
+                    continue
+                else:
+                    pair, lane = taken.popleft(), taken
             except IndexError:  # A reader that hung when it was stopped is back, and took the last one.
                 break
-            start, end, duration, added = pair
-            if self._settle(start, end, duration):
+            if self._settle(pair):
                 continue
-            if added < oldest:
-                self._lose(f"not done after {self._deadline_s:g} s")
-            elif stopped is not None and added <= stopped:
+            if pair.until < now:
+                self._lose(f"not done after {pair.until - pair.added:g} s", "late")
+                self._tell(pair, Outcome.GIVEN_UP)
+            elif stopped is not None and pair.added <= stopped:
                 self._lost.add(1)
-            else:
+                self._tell(pair, Outcome.GIVEN_UP)
+            elif lane is None:
                 pairs.append(pair)  # Behind the others: whichever stream is done first is read first.
+            else:
+                undone.add(id(lane))
+                lane.appendleft(pair)
+                pairs.append(lane)
         if stopped is not None and pairs:
             self._rouse()  # They came meanwhile, and are another thread's.
         return len(pairs)
 
-    def _settle(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram) -> bool:
+    def _settle(self, pair: Pair) -> bool:
         """Records a pair that is done; returns whether there is nothing more to ask it."""
         try:
-            if not end.query():
+            if pair.void:
+                why, kind = "recorded again before they were read", "void"
+            elif not pair.after.query():
                 return False
-            seconds = start.elapsed_time(end) / 1000.0
-            if 0 <= seconds < _INFINITY:
-                duration.record(seconds)
-                return True
-            why = f"{seconds!r} s apart"
+            else:
+                seconds = pair.before.elapsed_time(pair.after) / 1000.0
+                if 0 <= seconds < _INFINITY:
+                    pair.duration.record(seconds)
+                    self._tell(pair, Outcome.READ)
+                    return True
+                why, kind = f"{seconds!r} s apart", "apart"
         except BaseException as error:  # Signals reach the main thread only: SystemExit is no signal handler's here.
-            why = f"{type(error).__name__}: {printable(error)}"
-        self._lose(why)
+            why, kind = f"{type(error).__name__}: {printable(error)}", "raised"
+        self._lose(why, kind)
+        self._tell(pair, Outcome.UNTOLD)
         return True
 
-    def _lose(self, why: str) -> None:
+    def _tell(self, pair: Pair, outcome: Outcome) -> None:
+        try:
+            pair.settled(outcome)
+        except BaseException as error:  # It costs no other pair its time.
+            self._lose(f"{type(error).__name__}: {printable(error)}", "settled")
+
+    def _lose(self, why: str, kind: str) -> None:
+        """Counts a pair that told no time, and says the first of each kind."""
         self._lost.add(1)
-        if not self._said:
-            self._said = True
+        if kind not in self._said:
+            self._said.add(kind)
             with suppress(Exception):  # A handler of somebody's that raises costs no other pair its time.
                 _logger.warning(
                     "kvcache: a pair of device events told no time (%s); see kvcache.telemetry.dropped", why

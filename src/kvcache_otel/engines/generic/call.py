@@ -1,0 +1,80 @@
+"""What a method was called with, for whoever reads a fact from it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    # How a fact is read: from what a method has returned and what it was called with; or a value that is always so.
+    Read = Callable[[Any, "Call"], Any]
+
+
+class Parameters:
+    """The parameters of a method, looked up once.
+
+    Attributes:
+        positions: Where each is among the positional arguments, the object itself left out.
+        defaults: What it is where it is not given.
+    """
+
+    __slots__ = ("defaults", "positions")
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        """Args:
+        method: The method, bound to its object.
+        """
+        self.positions: dict[str, int] = {}
+        self.defaults: dict[str, Any] = {}
+        try:
+            parameters = list(inspect.signature(method).parameters.values())
+        except (TypeError, ValueError):  # One that is written in C may not say.
+            return
+        for position, parameter in enumerate(parameters):
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                self.positions[parameter.name] = position
+            if parameter.default is not parameter.empty:
+                self.defaults[parameter.name] = parameter.default
+
+
+class Call:
+    """One call of a method: its arguments, by name (``call.node``) or by position (``call[0]``).
+
+    Attributes:
+        self: The object whose method it is.
+    """
+
+    __slots__ = ("_args", "_kwargs", "_parameters", "self")
+
+    def __init__(self, owner: Any, parameters: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Args:
+        owner: The object whose method it is.
+        parameters: The method's.
+        args: The positional arguments, the object itself left out.
+        kwargs: The others.
+        """
+        self.self = owner
+        self._parameters = parameters
+        self._args = args
+        self._kwargs = kwargs
+
+    def __getitem__(self, position: int) -> Any:
+        if position < len(self._args):
+            return self._args[position]
+        for name, place in self._parameters.positions.items():
+            if place == position:
+                return getattr(self, name)
+        raise IndexError(f"the method was called with fewer arguments than {position + 1}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._kwargs:
+            return self._kwargs[name]
+        position = self._parameters.positions.get(name)
+        if position is not None and position < len(self._args):
+            return self._args[position]
+        try:
+            return self._parameters.defaults[name]
+        except KeyError:
+            raise AttributeError(f"the method was not called with {name!r}") from None

@@ -1,0 +1,110 @@
+"""Facts: what one method of a cache of one's own tells, and how it is read from what it returns and was called with.
+
+A reader is a callable of the method's result and of its `Call`, or a value that is always so. Where a fact has none at
+all, the result is read by the attributes that `protocols.py` names, and None says that nothing happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvcache_otel import semconv
+from kvcache_otel.record.labels import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache_otel.engines.generic.call import Call, Read
+    from kvcache_otel.engines.generic.rows import Rows
+    from kvcache_otel.engines.hooks import Finish
+    from kvcache_otel.spec import MetricSpec
+
+    Tell = Callable[[Any, Call], None]
+    Begin = Callable[[Call], Finish | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """What one method tells.
+
+    Attributes:
+        when: Says of a call whether anything happened; None where something always does, or where the result, read by
+            its own attributes, is None if not.
+    """
+
+    REQUIRED: ClassVar[tuple[str, ...]] = ()
+    """The readers that are given all together, or none of them."""
+    WHAT: ClassVar[str] = ""
+    """What cannot be measured without it, in words."""
+
+    when: Read | None = None
+
+    def __post_init__(self) -> None:
+        missing = [name for name in self.REQUIRED if getattr(self, name) is None]
+        if missing and len(missing) < len(self.REQUIRED):
+            raise TypeError(
+                f"{type(self).__name__} needs {'= and '.join(missing)}= as well: what its method returns is read by "
+                "its own attributes in all of this, or in nothing of it"
+            )
+
+    def tell(self, rows: Rows) -> Tell:
+        """Returns what hears of each call that has ended well.
+
+        Raises:
+            ValueError: It names a tier that was not declared, or what the catalogue does not have.
+        """
+        raise NotImplementedError
+
+    def begin(self, rows: Rows) -> Begin | None:
+        """Returns what hears of each call that begins, for a fact that takes time; else None, and `tell` is asked."""
+        return None
+
+    def lost(self, rows: Rows, *, aside: bool) -> None:
+        """Ends the rows that are wrong since a call was missed.
+
+        Args:
+            rows: The object's rows.
+            aside: Whether all further calls will be.
+        """
+
+    def reader(self, name: str) -> Callable[[Any, Call], Any]:
+        """Returns what reads one quantity."""
+        return reading(getattr(self, name), name)
+
+    def happened(self) -> Callable[[Any, Call], bool]:
+        """Returns what says of a call whether anything happened."""
+        if self.when is not None:
+            return reading(self.when, "when")
+        if self.REQUIRED and getattr(self, self.REQUIRED[0]) is None:
+            return lambda result, _: result is not None
+        return lambda _, __: True
+
+
+def reading(given: Any, attribute: str) -> Callable[[Any, Call], Any]:
+    """Returns a reader: the one that was given, one of a value that is always so, or one of the result's attribute."""
+    if given is None:
+        return lambda result, _: getattr(result, attribute)
+    if callable(given):
+        return given
+    return lambda _, __: given
+
+
+def optional(given: Any) -> Callable[[Any, Call], Any] | None:
+    """Returns a reader as `reading` does; None where none was given."""
+    return None if given is None else reading(given, "")
+
+
+def check_reasons(spec: MetricSpec, reasons: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns reasons that a metric has.
+
+    Raises:
+        ValueError: It does not have one of them.
+    """
+    members = spec.values[semconv.KVCACHE_REASON]
+    for reason in reasons:
+        if reason not in members:
+            raise ValueError(
+                f"{spec.name} has no reason {printable(reason)!r}: it is one of {', '.join(sorted(members))}"
+            )
+    return tuple(reasons)

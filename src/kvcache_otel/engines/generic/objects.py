@@ -1,0 +1,172 @@
+"""Methods wrapped on one object, not on its class, and given back as they were.
+
+The stand-in of a method lies in the object's own attributes and knows the object weakly, as if it were not there: an
+object that nobody else refers to goes at once, with what it holds, and need not wait for a garbage collection.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcache_otel.engines.hooks import HookPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvcache_otel.engines.hooks import Hook
+    from kvcache_otel.record.cells import Counter
+
+_NOTHING = object()
+
+
+class ObjectPoint(HookPoint):
+    """A hook on one object. What it fails at is counted for good: the object may be gone before somebody reads."""
+
+    __slots__ = ("_bodies", "_failures")
+
+    def __init__(self, hook: Hook, failures: Counter, lost: Callable[[bool], None]) -> None:
+        """Args:
+        hook: What it is.
+        failures: Counts exceptions of ours that were caught.
+        lost: Called when a call was missed for the first time, and when all further calls will be.
+        """
+        self._bodies: list[Callable[..., Any]] = []
+        bodies = self._bodies
+        super().__init__(hook, lambda _: bodies[0], lambda: lost(self.state == "aside"))
+        self._failures = failures
+        self.state, self.why = "missing", "it is not in its place"
+
+    def reads(self, body: Callable[..., Any]) -> None:
+        """Says what reads the fact."""
+        self._bodies[:] = [body]
+
+    def failed(self, error: Exception) -> None:
+        """Counts a failure, as `HookPoint` does."""
+        self._failures.add(1)
+        super().failed(error)
+
+
+class StandIn:
+    """Takes a method's place on its object. A copy of the object, or one from a pickle, has its own method again."""
+
+    __slots__ = ("__weakref__", "_hooked", "_name", "_owner", "_plain")
+
+    def __init__(self, owner: Any, name: str, plain: Callable[..., Any], hooked: Callable[..., Any]) -> None:
+        """Args:
+        owner: The object.
+        name: The method's name.
+        plain: The method, as a function of the object and its arguments.
+        hooked: The same with hooks around it.
+        """
+        self._owner = weakref.ref(owner)
+        self._name = name
+        self._plain = plain
+        self._hooked = hooked
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        owner = self._owner()
+        if owner is None:
+            raise ReferenceError(f"the object whose method {self._name} was called is gone")
+        return self._hooked(owner, *args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return MethodType(self._plain, self._owner())
+
+    @property
+    def __self__(self) -> Any:
+        return self._owner()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner(), self._name)
+
+
+def attributes_of(owner: object) -> dict[str, Any]:
+    """Returns an object's own attributes, past whatever its class does when one is set."""
+    return owner.__dict__
+
+
+class Found(NamedTuple):
+    """A method that can be wrapped.
+
+    Attributes:
+        plain: The method, as a function of the object and its arguments.
+        bound: The method as it is found on the object.
+    """
+
+    plain: Callable[..., Any]
+    bound: Callable[..., Any]
+
+
+def find(owner: Any, name: str) -> Found | str:
+    """Returns a method of an object, or why there is none that can be wrapped, in words."""
+    owned: Any = type(owner)  # pyright: ignore[reportUnknownVariableType]
+    kind: str = owned.__name__
+    if name.startswith("__") and name.endswith("__"):
+        return f"{kind}.{name} is called by Python itself, which looks at the class"
+    try:
+        bound = getattr(owner, name, None)
+    except Exception as error:  # A property of somebody's.
+        return f"asking {kind} for {name} fails: {type(error).__name__}"
+    if bound is None:
+        return f"{kind} has no {name}"
+    if not callable(bound):
+        return f"{kind}.{name} is no method"
+    if inspect.iscoroutinefunction(bound) or inspect.isgeneratorfunction(bound) or inspect.isasyncgenfunction(bound):
+        return f"{kind}.{name} goes on after it has returned: tell of it from inside, with `transfers`"
+    if isinstance(getattr(owned, name, None), property):
+        return f"{kind}.{name} is a property"
+    if getattr(bound, "__self__", None) is owner:
+        plain: Any = getattr(bound, "__func__", None) or getattr(owned, name)
+    else:  # A static method, a class method, or a function that somebody has put there.
+        plain = _of_owner(bound)
+    return Found(plain, bound)
+
+
+def _of_owner(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    called.__name__ = getattr(function, "__name__", "called")
+    return called
+
+
+class Place:
+    """Where a stand-in was put, and what was there before."""
+
+    __slots__ = ("_before", "_name", "_stand_in")
+
+    def __init__(self, owner: Any, name: str, found: Found, points: Sequence[HookPoint]) -> None:
+        """Args:
+        owner: The object.
+        name: The method's name.
+        found: The method.
+        points: The hooks around it, the innermost first.
+        """
+        hooked = found.plain
+        for point in points:
+            hooked = point.wrap(hooked)
+        self._name = name
+        self._stand_in = StandIn(owner, name, found.plain, hooked)
+        attributes = attributes_of(owner)
+        self._before: Any = attributes.get(name, _NOTHING)
+        attributes[name] = self._stand_in
+
+    def is_seen(self, owner: Any) -> bool:
+        """Returns whether who asks the object for the method is given the stand-in."""
+        return getattr(owner, self._name, None) is self._stand_in
+
+    def clear(self, owner: Any) -> None:
+        """Puts back what was there; where somebody has put something else meanwhile, leaves that."""
+        attributes = attributes_of(owner)
+        if attributes.get(self._name) is self._stand_in:
+            if self._before is _NOTHING:
+                del attributes[self._name]
+            else:
+                attributes[self._name] = self._before

@@ -1,0 +1,208 @@
+"""All rows of one cache, made from what was declared about it."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from kvcache_otel import semconv
+from kvcache_otel.engines.generic.prefetches import PrefetchBooks
+from kvcache_otel.record.labels import declared, printable
+from kvcache_otel.record.transfers import Transfers
+from kvcache_otel.semconv import Reason, TimingSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache_otel.record.cells import Counter
+    from kvcache_otel.record.probe import CacheProbe
+
+_logger = logging.getLogger(__name__)
+
+# Different things to be said of one cache.
+SAID = 16
+
+# A pool, or several of them.
+Pools = str | tuple[str, ...] | list[str]
+
+
+class Tiers:
+    """The tiers of one cache and their pools, as declared.
+
+    Attributes:
+        pools: The pools of each tier.
+        names: The engine's own names of secondary tiers.
+    """
+
+    def __init__(self, tiers: Mapping[str, Pools], names: Mapping[str, str]) -> None:
+        """Args:
+        tiers: The pools of each tier, by the tier.
+        names: The engine's own name of a secondary tier, by the tier.
+
+        Raises:
+            ValueError: The catalogue does not have a tier or a pool, or a tier has no pool, or there is none.
+        """
+        if not tiers:
+            raise ValueError('no tier is declared: say which there are, as in tiers={"device": "kv", "host": "kv"}')
+        self.pools: dict[str, tuple[str, ...]] = {}
+        for tier, pools in tiers.items():
+            declared(semconv.KVCACHE_TIER, tier)
+            if tier == semconv.Tier.NONE:
+                raise ValueError("the tier 'none' is for what no tier served: it has no pools")
+            several = (pools,) if isinstance(pools, str) else tuple(pools)
+            if not several:
+                raise ValueError(f"the tier {tier!r} has no pool: name one, as 'kv'")
+            self.pools[tier] = tuple(declared(semconv.KVCACHE_POOL, pool) for pool in several)
+        self.names = dict(names)
+        for tier in self.names:
+            self.of(tier, "names")
+
+    def of(self, tier: str, what: str) -> tuple[str, ...]:
+        """Returns the pools of a tier.
+
+        Args:
+            tier: The tier.
+            what: Who asks, for the error.
+
+        Raises:
+            ValueError: It was not declared.
+        """
+        if tier not in self.pools:
+            raise ValueError(f"{what}: the tier {printable(tier)!r} was not declared; {', '.join(self.pools)} were")
+        return self.pools[tier]
+
+    def name(self, *tiers: str) -> str | None:
+        """Returns the engine's own name of the first of some tiers that has one."""
+        return next((self.names[tier] for tier in tiers if tier in self.names), None)
+
+
+class Rows:
+    """What the facts of one cache write to, from one object or several. What several facts share is made once.
+
+    Attributes:
+        probe: The cache's probe.
+        tiers: Its tiers.
+        deadline_s: How long a transfer may take until it is said that it does not end, in seconds.
+    """
+
+    def __init__(self, probe: CacheProbe, tiers: Tiers, deadline_s: float) -> None:
+        """Args:
+        probe: The cache's probe.
+        tiers: Its tiers.
+        deadline_s: How long a transfer may take until it is said that it does not end, in seconds.
+        """
+        self.probe = probe
+        self.tiers = tiers
+        self.deadline_s = deadline_s
+        self._transfers: dict[tuple[str, str], Transfers] = {}
+        self._prefetches: dict[str, PrefetchBooks] = {}
+        self._said: set[str] = set()
+        self._keepers = 0
+
+    def transfers(
+        self,
+        source: str,
+        destination: str,
+        *,
+        timing: str = TimingSource.WALL_CLOCK,
+        queued: bool = False,
+        make_event: Callable[[], Any] | None = None,
+    ) -> Transfers:
+        """Returns the transfers of one direction; see `Transfers`. The first that asks says how they are timed.
+
+        Raises:
+            ValueError: A tier was not declared, or both are the same.
+        """
+        pools = self.tiers.of(source, "source")
+        self.tiers.of(destination, "destination")
+        if source == destination:
+            raise ValueError(f"a copy from {source} to {destination} is none between tiers")
+        transfers = self._transfers.get((source, destination))
+        if transfers is None:
+            transfers = self._transfers[source, destination] = Transfers(
+                self.probe,
+                source,
+                destination,
+                pools=pools,
+                name=self.tiers.name(source, destination),
+                timing=timing,
+                queued=queued,
+                make_event=make_event,
+                deadline_s=self.deadline_s,
+            )
+        return transfers
+
+    @property
+    def directions(self) -> set[tuple[str, str]]:
+        """The directions that there are transfers of."""
+        return set(self._transfers)
+
+    def prefetches(self, tier: str) -> PrefetchBooks:
+        """Returns the books of prefetches from one storage tier.
+
+        Raises:
+            ValueError: The tier was not declared.
+        """
+        self.tiers.of(tier, "a prefetch")
+        books = self._prefetches.get(tier)
+        if books is None:
+            books = self._prefetches[tier] = PrefetchBooks(self.probe, tier, self.tiers.name(tier))
+        return books
+
+    def by_pool(self, tier: str, counter: Callable[[str, str], Counter]) -> Callable[[Any], int]:
+        """Returns what adds tokens to the counters of a tier's pools, and returns how many there were.
+
+        Args:
+            tier: The tier.
+            counter: Gives the counter of a tier and a pool.
+
+        Raises:
+            ValueError: The tier was not declared.
+        """
+        counters = {pool: counter(tier, pool) for pool in self.tiers.of(tier, "a fact")}
+        first = next(iter(counters.values()))
+
+        def add(tokens: Any) -> int:
+            if not isinstance(tokens, Mapping):
+                amount = operator.index(tokens)
+                first.add(amount)
+                return amount
+            total = 0
+            by_pool = cast("Mapping[str, Any]", tokens)
+            for pool, count in by_pool.items():
+                if (known := counters.get(pool)) is None:
+                    self.undeclared(f"the pool {printable(pool)!r} of the {tier} tier")
+                    continue
+                known.add(amount := operator.index(count))
+                total += amount
+            return total
+
+        return add
+
+    def undeclared(self, what: str) -> None:
+        """Counts a measurement of what was not declared, and says so once."""
+        self.probe.lost(Reason.OTHER)
+        self.say(f"{what} was not declared; see kvcache.telemetry.dropped")
+
+    def say(self, words: str) -> None:
+        """Says something once, and no more than a few things."""
+        if words not in self._said and len(self._said) < SAID:
+            self._said.add(words)
+            with suppress(Exception):  # A handler of somebody's that raises is no affair of the engine's.
+                _logger.warning("kvcache: %s: %s", self.probe.identity.cache_type, words)
+
+    def keep(self) -> None:
+        """Says that one more object tells of this cache."""
+        self._keepers += 1
+
+    def release(self) -> None:
+        """Says that one of them does not any more. After the last, what is about now ends; what was counted stays."""
+        self._keepers -= 1
+        if self._keepers <= 0:
+            for transfers in self._transfers.values():
+                transfers.close()
+            for prefetches in self._prefetches.values():
+                prefetches.unknown()

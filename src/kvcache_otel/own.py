@@ -1,0 +1,186 @@
+"""Caches of one's own: what a program calls to have its controllers, tree cores and transfers measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcache_otel.engines.generic import usual
+from kvcache_otel.engines.generic.instrument import instrument
+from kvcache_otel.engines.generic.rows import Tiers
+from kvcache_otel.identity import Identity, Rank
+from kvcache_otel.instrumentation import instrumentation
+from kvcache_otel.record.probe import CacheProbe
+from kvcache_otel.record.recorder import Recorder
+from kvcache_otel.record.timing import DEADLINE_S
+from kvcache_otel.record.transfers import Transfers
+from kvcache_otel.semconv import Engine, Pool, TimingSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from opentelemetry.metrics import MeterProvider
+
+    from kvcache_otel.engines.generic.facts import Fact
+    from kvcache_otel.engines.generic.gauges import Gauges
+    from kvcache_otel.engines.generic.instrument import Instrumented, Methods
+    from kvcache_otel.engines.generic.rows import Pools
+
+
+def instrument_controller(
+    controller: object,
+    *,
+    tiers: Mapping[str, Pools] | None = None,
+    beside: Instrumented | None = None,
+    methods: Methods | None = None,
+    gauges: Gauges | None = None,
+    names: Mapping[str, str] | None = None,
+    cache: str | None = None,
+    rank: Rank | None = None,
+    deadline_s: float = DEADLINE_S,
+    meter_provider: MeterProvider | None = None,
+) -> Instrumented:
+    """Has a cache controller measured: its methods are wrapped on this object, until it is gone or given back.
+
+    Calls that are made by the object itself are seen too, but not those through a method that somebody took off the
+    object before. A method that is bound does not keep its object alive from now on.
+
+    Args:
+        controller: The object; it is held weakly.
+        tiers: The tiers that it has and the pools of each: ``{"device": "kv", "host": ("kv", "swa")}``. Rows for all of
+            them exist from the start, at zero.
+        beside: In place of tiers, names, cache and rank: the handle of another object of the same cache. What one
+            begins the other may end.
+        methods: What its methods tell. None for those that `measures` has marked; where none is, for those that the
+            protocol `CacheController` names.
+        gauges: What it can be asked for besides.
+        names: The program's own names of secondary tiers, by the tier: ``{"disk": "file"}``.
+        cache: What the cache is called in ``kvcache.cache.type``; None for the name of the object's class.
+        rank: The rank that owns it; None for a cache that has no others.
+        deadline_s: After how many seconds a transfer that does not end is counted and said.
+        meter_provider: Where to export; None for the process's own provider, or what the ``OTEL_*`` variables say.
+
+    Returns:
+        The handle: what is attached, what is missing, and the way back.
+
+    Raises:
+        TypeError: It is a class, or cannot be wrapped at all; or a fact is none.
+        ValueError: It is instrumented already; or a tier, a pool or a reason was not declared or does not exist.
+    """
+    about = _about(controller, tiers, beside, names, cache, rank, deadline_s, meter_provider)
+    return _instrument(controller, about, usual.controller, methods, gauges)
+
+
+def instrument_tree_core(
+    tree_core: object,
+    *,
+    tiers: Mapping[str, Pools] | None = None,
+    beside: Instrumented | None = None,
+    methods: Methods | None = None,
+    gauges: Gauges | None = None,
+    names: Mapping[str, str] | None = None,
+    cache: str | None = None,
+    rank: Rank | None = None,
+    deadline_s: float = DEADLINE_S,
+    meter_provider: MeterProvider | None = None,
+) -> Instrumented:
+    """Has a tree core measured; all as in `instrument_controller`, with the protocol `TreeCore`."""
+    about = _about(tree_core, tiers, beside, names, cache, rank, deadline_s, meter_provider)
+    return _instrument(tree_core, about, usual.tree_core, methods, gauges)
+
+
+def transfers(
+    source: str,
+    destination: str,
+    *,
+    cache: str,
+    pools: Pools = Pool.KV,
+    rank: Rank | None = None,
+    name: str | None = None,
+    timing: str = TimingSource.WALL_CLOCK,
+    queued: bool = False,
+    make_event: Callable[[], Any] | None = None,
+    deadline_s: float = DEADLINE_S,
+    meter_provider: MeterProvider | None = None,
+) -> Transfers:
+    """Returns the transfers from one tier to another, for a program that tells of them by itself.
+
+    Args:
+        source: The tier that is read.
+        destination: The tier that is written.
+        cache: What the cache is called in ``kvcache.cache.type``.
+        pools: The pools whose tokens move.
+        rank: As in `instrument_controller`.
+        name: The program's own name of the secondary tier involved, where there is one.
+        timing: Where most durations come from; see `Transfers`.
+        queued: Whether the program says since when transfers were wanted.
+        make_event: Makes an event with timing, for a device that torch does not know by name.
+        deadline_s: As in `instrument_controller`.
+        meter_provider: As in `instrument_controller`.
+
+    Raises:
+        ValueError: The catalogue does not have a tier, a pool or a kind of timing.
+    """
+    identity = Identity(Engine.CUSTOM, cache, rank or Rank())
+    # Where nothing is measured it is told all the same, to nobody.
+    probe = instrumentation.own_probe(identity, meter_provider) or CacheProbe(Recorder(identity), identity)
+    return Transfers(
+        probe,
+        source,
+        destination,
+        pools=(pools,) if isinstance(pools, str) else pools,
+        name=name,
+        timing=timing,
+        queued=queued,
+        make_event=make_event,
+        deadline_s=deadline_s,
+    )
+
+
+class _About(NamedTuple):
+    """What is said of an object, but for its methods."""
+
+    identity: Identity
+    tiers: Tiers
+    beside: Instrumented | None
+    deadline_s: float
+    meter_provider: MeterProvider | None
+
+
+def _about(
+    owner: object,
+    tiers: Mapping[str, Pools] | None,
+    beside: Instrumented | None,
+    names: Mapping[str, str] | None,
+    cache: str | None,
+    rank: Rank | None,
+    deadline_s: float,
+    meter_provider: MeterProvider | None,
+) -> _About:
+    if beside is None:
+        identity = Identity(Engine.CUSTOM, cache or type(owner).__name__, rank or Rank())
+        return _About(identity, Tiers(tiers or {}, names or {}), None, deadline_s, meter_provider)
+    if any(given is not None for given in (tiers, names, cache, rank, meter_provider)):
+        raise ValueError("beside= says already what tiers=, names=, cache=, rank= and meter_provider= would say")
+    if beside.tiers is None:
+        raise ValueError(f"beside: {beside.identity.cache_type} is not instrumented any more")
+    return _About(beside.identity, beside.tiers, beside, deadline_s, None)
+
+
+def _instrument(
+    owner: object,
+    about: _About,
+    facts: Callable[[Collection[str]], Mapping[str, Fact]],
+    methods: Methods | None,
+    gauges: Gauges | None,
+) -> Instrumented:
+    return instrument(
+        owner,
+        about.identity,
+        lambda: instrumentation.own_probe(about.identity, about.meter_provider),
+        tiers=about.tiers,
+        methods=methods,
+        usual=facts(about.tiers.pools),
+        gauges=gauges,
+        deadline_s=about.deadline_s,
+        beside=about.beside,
+    )

@@ -1,0 +1,151 @@
+"""Timed events of ours on a device's streams: made when they are first wanted, used again after they were read."""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from kvcache_otel.record.labels import printable
+from kvcache_otel.record.pair import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# The pairs of one stream, in the order in which the device comes to them.
+Lane = deque[Pair]
+
+CURRENT: Final = "current"
+"""In place of a stream: whichever is current where the event is recorded."""
+
+# Streams that are remembered. An engine has a handful; one that makes a new one for every copy finds none remembered.
+REMEMBERED = 256
+
+# Events of one device that wait to be used again; the others are left to Python.
+SPARE = 8192
+
+
+class Spares:
+    """The events of one device that nobody waits for any more.
+
+    Attributes:
+        free: The events.
+        make: Makes an event with timing.
+    """
+
+    __slots__ = ("free", "make")
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.free: deque[Any] = deque(maxlen=SPARE)
+
+
+class Stream:
+    """One stream of a device, as far as it is ours.
+
+    Attributes:
+        lane: The pairs on it, in their order; None where it is not always the same stream.
+    """
+
+    __slots__ = ("_free", "_make", "_record_on", "lane")
+
+    def __init__(self, stream: Any, spares: Spares) -> None:
+        """Args:
+        stream: The stream, or `CURRENT`.
+        spares: The events of its device.
+        """
+        self._record_on: tuple[Any, ...] = () if stream is CURRENT else (stream,)
+        self._free, self._make = spares.free, spares.make
+        self.lane: Lane | None = None if stream is CURRENT else deque()
+
+    def mark(self) -> Any:
+        """Returns an event that was recorded on it; raises whatever the device does."""
+        try:
+            event = self._free.pop() if self._free else self._make()
+        except IndexError:  # Another thread took the last one.
+            event = self._make()
+        event.record(*self._record_on)
+        return event
+
+    def give_back(self, before: Any, after: Any) -> None:
+        """Takes two events back that have been read, or that nobody will read."""
+        self._free.append(before)
+        self._free.append(after)
+
+    def give_back_one(self, event: Any) -> None:
+        """Takes an event back that nobody will read."""
+        self._free.append(event)
+
+
+def _refusing(why: str) -> Callable[[], Any]:
+    def refuse() -> Any:
+        raise RuntimeError(why)
+
+    return refuse
+
+
+NO_STREAM: Final = Stream(CURRENT, Spares(_refusing("no stream of a device")))
+"""In place of a stream that is none: what is put on it is never timed."""
+
+
+class Streams:
+    """The streams that copies were timed on in one process."""
+
+    def __init__(self) -> None:
+        # By id, which is cheaper than to ask a stream for its hash; who is in here keeps its id.
+        self._streams: dict[object, tuple[Any, Stream]] = {}
+        self._spares: dict[object, Spares] = {}
+
+    def stream(self, stream: Any, make: Callable[[], Any] | None = None) -> Stream:
+        """Returns what is ours of a stream.
+
+        Args:
+            stream: The stream, or `CURRENT`.
+            make: Makes an event with timing for it; None for torch's, which is imported now. Where there is no torch,
+                or it does not know the stream's device, every event raises that.
+        """
+        key = id(stream) if make is None else (id(stream), make)
+        known = self._streams.get(key)
+        if known is not None:
+            return known[1]
+        try:
+            spares = self._spares_of(stream, make)
+        except Exception as error:  # Remembered: to look for a module that is not there takes long.
+            spares = Spares(_refusing(f"{type(error).__name__}: {printable(error)}"))
+        if len(self._streams) >= REMEMBERED:
+            self._streams = {}
+        ours = Stream(stream, spares)
+        self._streams[key] = stream, ours
+        return ours
+
+    def _spares_of(self, stream: Any, make: Callable[[], Any] | None) -> Spares:
+        if make is not None:
+            key: object = make
+        else:
+            key = _device(stream)
+        spares = self._spares.get(key)
+        if spares is None:
+            spares = self._spares[key] = Spares(make or _maker(key))
+        return spares
+
+
+def _device(stream: Any) -> tuple[str, int | None]:
+    """Returns the kind of a stream's device and its number, None for whichever is current."""
+    if stream is not CURRENT:
+        return stream.device.type, stream.device.index
+    torch: Any = importlib.import_module("torch")
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if accelerator is not None and (device := accelerator.current_accelerator()) is not None:
+        return device.type, None
+    return ("xpu", None) if hasattr(torch, "xpu") and torch.xpu.is_available() else ("cuda", None)
+
+
+def _maker(device: Any) -> Callable[[], Any]:
+    """Returns what makes events with timing: a device's module (`torch.cuda` for CUDA and ROCm), or torch."""
+    kind, index = device
+    torch: Any = importlib.import_module("torch")
+    event: Any = getattr(getattr(torch, kind, None), "Event", None)
+    if event is not None:
+        return lambda: event(enable_timing=True)
+    name = kind if index is None else f"{kind}:{index}"
+    return lambda: torch.Event(name, enable_timing=True)

@@ -1,0 +1,124 @@
+"""One transfer, from its beginning to its end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel.record.pair import Outcome, Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from kvcache_otel.record.cells import Histogram
+    from kvcache_otel.record.pair import DeviceEvent
+    from kvcache_otel.record.streams import Stream
+    from kvcache_otel.record.transfers import Transfers
+
+    Tokens = int | Mapping[str, int] | None
+    Events = tuple[DeviceEvent, DeviceEvent] | None
+    Failure = str | BaseException | None
+
+
+class Transfer(Pair):
+    """One transfer that has begun. Made by `Transfers.begin`; ends by `end`, or as a context manager with its block.
+
+    What is not known before can be set inside the block, as attributes. A block that raises is a transfer that failed.
+
+    Attributes:
+        bytes: Bytes that it moves.
+        tokens: Tokens that it moves, by pool; a number is of the first pool that was declared, None says nothing.
+        seconds: Its duration as a backend reports it; None where none does.
+        events: Somebody else's events around it, the one before and the one after; None where there are none.
+        lent: Whether these events may be recorded again as soon as the transfer has ended.
+        began: When it began, by `time.monotonic`.
+        ended: Whether it was said that it has ended. A device may still be at it.
+    """
+
+    __slots__ = ("_transfers", "began", "bytes", "ended", "events", "lent", "seconds", "stream", "tokens")
+
+    # Written by its `Transfers`; a Pair's own `__init__` would set them twice.
+    before: Any
+    after: Any
+    duration: Histogram
+
+    def __init__(self, transfers: Transfers, bytes: int, tokens: Tokens, stream: Stream | None) -> None:
+        """Args:
+        transfers: The direction that it belongs to.
+        bytes: As the attribute.
+        tokens: As the attribute.
+        stream: The stream on which events of ours are recorded; None for none.
+        """
+        self._transfers = transfers
+        self.bytes = bytes
+        self.tokens = tokens
+        self.stream = stream
+        self.seconds: float | None = None
+        self.events: Events = None
+        self.before = self.after = None
+        self.lent = self.ended = self.void = False
+        self.began = time.monotonic()
+
+    def end(
+        self,
+        *,
+        bytes: int | None = None,
+        tokens: Tokens = None,
+        seconds: float | None = None,
+        events: Events = None,
+        lent: bool = False,
+        error: Failure = None,
+    ) -> None:
+        """Says that it has ended, or that all of it is on its stream. Never raises; a second time counts as an error.
+
+        Its duration is, in this order: what `events` tell, `seconds`, what events of ours on its stream tell, the time
+        since it began.
+
+        Args:
+            bytes: As the attribute; None for what was said before.
+            tokens: As the attribute; None for what was said before.
+            seconds: As the attribute.
+            events: As the attribute.
+            lent: As the attribute: the pair is read now or not at all.
+            error: What went wrong: an exception, or a short word. Then only what is said here has moved, and there is
+                no duration.
+        """
+        if self.ended:
+            self._transfers.ended_twice()
+            return
+        self.ended = True
+        try:
+            if error is not None:
+                self._transfers.failed(error, bytes, tokens)
+                return
+            if bytes is not None:
+                self.bytes = bytes
+            if tokens is not None:
+                self.tokens = tokens
+            if seconds is not None:
+                self.seconds = seconds
+            if events is not None:
+                self.events, self.lent = events, lent
+            self._transfers.finish(self)
+        except Exception as error_of_ours:
+            self._transfers.broken(error_of_ours)
+
+    def cancel(self) -> None:
+        """Says that nothing was to be moved: it does not count. Never raises."""
+        if not self.ended:
+            self.ended = True
+            self._transfers.cancelled(self)
+
+    def settled(self, outcome: Outcome) -> None:
+        """Hears from the harvester what has become of its events."""
+        if outcome is not Outcome.GIVEN_UP:  # One that is has not finished, as far as anybody knows.
+            self._transfers.finished_on_device(self, outcome)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if not self.ended:
+            self.end(error=error)

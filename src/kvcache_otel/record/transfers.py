@@ -1,0 +1,399 @@
+"""The transfers from one tier to another: what is under way, what has ended, and what it is timed by.
+
+Four clocks, and `kvcache.timing.source` says which: events of ours on a device's stream, or somebody else's
+(``device_event``), a backend's own word (``engine_report``), or the time from beginning to end (``wall_clock``).
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel import semconv
+from kvcache_otel.record.cells import unread
+from kvcache_otel.record.labels import declared, printable
+from kvcache_otel.record.pair import Outcome
+from kvcache_otel.record.streams import NO_STREAM
+from kvcache_otel.record.timing import DEADLINE_S, LIMIT
+from kvcache_otel.record.transfer import Transfer
+from kvcache_otel.semconv import Reason, TimingSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+    from kvcache_otel.record.cells import Counter, Histogram
+    from kvcache_otel.record.probe import CacheProbe, Route
+    from kvcache_otel.record.transfer import Events, Failure, Tokens
+
+_logger = logging.getLogger(__name__)
+
+# Transfers that begin before it is worth a look which of them have ended.
+A_FEW = 64
+
+_INFINITY = float("inf")
+
+
+class Transfers:
+    """One direction of one cache. Setting it up may raise; from then on nothing does.
+
+    Example:
+        >>> with transfers.begin(bytes=block.nbytes, tokens={"kv": 64}, stream=side_stream):
+        ...     host.copy_(device, non_blocking=True)
+    """
+
+    def __init__(
+        self,
+        probe: CacheProbe,
+        source: str,
+        destination: str,
+        *,
+        pools: Iterable[str] = (semconv.Pool.KV,),
+        name: str | None = None,
+        timing: str = TimingSource.WALL_CLOCK,
+        queued: bool = False,
+        make_event: Callable[[], Any] | None = None,
+        deadline_s: float = DEADLINE_S,
+        limit: int = LIMIT,
+    ) -> None:
+        """Args:
+        probe: The cache's probe.
+        source: The tier that is read.
+        destination: The tier that is written.
+        pools: The pools whose tokens move.
+        name: The engine's own name of the secondary tier involved, where there is one.
+        timing: Where most durations come from: these rows exist from the start, the others when they are needed.
+        queued: Whether somebody says since when transfers were asked for.
+        make_event: Makes an event with timing, for a device that torch does not know by name.
+        deadline_s: After how many seconds a transfer that has not ended, or a device that is not done with it, is
+            counted and said. It stays active.
+        limit: Transfers that may be under way, as far as they are looked after.
+
+        Raises:
+            ValueError: A tier, a pool or a kind of timing that the catalogue does not have, or no time at all to wait.
+        """
+        tier = semconv.KVCACHE_TIER
+        self._where = f"{declared(tier, source)} to {declared(tier, destination)}"
+        declared(semconv.KVCACHE_TIMING_SOURCE, timing)
+        pools = tuple(pools)
+        if not pools:
+            raise ValueError("name the pools whose tokens move: at least one of them")
+        if not 0 < deadline_s < _INFINITY:
+            raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
+        self._probe, self._harvester = probe, probe.harvester
+        self._make_route: Callable[[str], Route] = lambda of: probe.route(source, destination, name=name, timing=of)
+        self._usual = self._make_route(timing)
+        self._routes = {timing: self._usual}
+        self._active = self._usual.active
+        self._tokens: dict[str, Counter] = {
+            pool: self._usual.tokens(declared(semconv.KVCACHE_POOL, pool)) for pool in pools
+        }
+        self._first_pool = pools[0]
+        self._queue: Histogram | None = self._usual.queue() if queued else None
+        self._make_event = make_event
+        self._deadline_s = deadline_s
+        self._limit = limit
+        # All that have begun, until they are seen to have ended or are overdue; and those that end by a key.
+        self._begun: deque[Transfer] = deque()
+        self._look_at = A_FEW
+        self._by_key: dict[Hashable, Transfer] = {}
+        # Somebody else's events that wait to be read, by the id of the later one.
+        self._foreign: dict[int, Transfer] = {}
+        self._said: set[str] = set()
+        this = weakref.ref(self)
+        labels: dict[str, str | int] = {
+            semconv.KVCACHE_SOURCE_TIER: source,
+            semconv.KVCACHE_DESTINATION_TIER: destination,
+        }
+        if name is not None:
+            labels[semconv.KVCACHE_TIER_NAME] = name
+        # Adds nothing to what is active: whoever wants to know that also wants to know what is overdue.
+        probe.observe(semconv.TRANSFER_ACTIVE, labels, lambda: _look_after(this()), owner=self)
+
+    # -- in the engine's hot path --------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        *,
+        bytes: int = 0,
+        tokens: Tokens = None,
+        stream: Any = None,
+        requested: float | None = None,
+        key: Hashable | None = None,
+    ) -> Transfer:
+        """Says that a transfer begins. Never raises.
+
+        Args:
+            bytes: Bytes that it moves, where that is known already.
+            tokens: Tokens that it moves, by pool or of the first pool, where that is known already.
+            stream: The stream of a device, or `CURRENT`: events of ours are recorded there, now and at the end.
+            requested: Since when it was wanted, by `time.monotonic`.
+            key: What `end` will call it.
+
+        Returns:
+            The transfer: end it, or use it as a context manager.
+        """
+        transfer = Transfer(self, bytes, tokens, None)
+        try:
+            if stream is not None:
+                try:
+                    transfer.stream = ours = self._harvester.streams.stream(stream, self._make_event)
+                    transfer.before = ours.mark()
+                except Exception as error:  # No torch, no device, no such flag: it depends on all of them.
+                    self._untimed(error)
+                    transfer.stream = transfer.stream or NO_STREAM
+            if requested is not None:
+                self.waited(transfer.began - requested)
+            if key is not None:
+                self.keep(transfer, key)
+            begun = self._begun
+            begun.append(transfer)
+            if len(begun) >= self._look_at:
+                self.look_after()
+                self._look_at = len(begun) + A_FEW
+        except Exception as error:
+            self.broken(error)
+        self._active.add(1)
+        return transfer
+
+    def end(
+        self,
+        key: Hashable,
+        *,
+        bytes: int | None = None,
+        tokens: Tokens = None,
+        seconds: float | None = None,
+        events: Events = None,
+        lent: bool = False,
+        error: Failure = None,
+    ) -> None:
+        """Says that the transfer has ended which began under a key; see `Transfer.end`. Never raises."""
+        try:
+            transfer = self._by_key.pop(key, None)
+        except Exception as unhashable:
+            self.broken(unhashable)
+            return
+        if transfer is None:
+            self._contradicted("ended that had not begun", Reason.MISSING_ROW)
+        else:
+            transfer.end(bytes=bytes, tokens=tokens, seconds=seconds, events=events, lent=lent, error=error)
+
+    def keep(self, transfer: Transfer, key: Hashable) -> None:
+        """Says what `end` will call a transfer that has begun.
+
+        Args:
+            transfer: The transfer.
+            key: Its key. Who has it already has not ended, and cannot any more.
+        """
+        by_key = self._by_key
+        before = by_key.pop(key, None)
+        if before is None and len(by_key) >= self._limit:
+            before = by_key.pop(next(iter(by_key)))
+        by_key[key] = transfer
+        if before is not None and not before.ended:
+            before.ended = True
+            self._active.add(-1)
+            self._contradicted("did not end before others began in its place", Reason.OTHER)
+
+    @property
+    def open_keys(self) -> int:
+        """How many transfers wait to be ended by their key."""
+        return len(self._by_key)
+
+    def end_active(self) -> None:
+        """Ends the row of what is active: not every beginning and end is told any more."""
+        self._active.set(None)
+        self._active = self._usual.active = unread()  # Nobody keeps the other, whoever moves it at this moment.
+
+    def close(self) -> None:
+        """Ends that row, and forgets what is under way: nobody tells any more."""
+        self.end_active()
+        self._begun.clear()
+        self._by_key.clear()
+
+    def forget(self, error: str) -> None:
+        """Ends all transfers that wait to be ended by their key, as failed: the engine has forgotten them.
+
+        Args:
+            error: What `error.type` says of them.
+        """
+        while self._by_key:
+            try:
+                _, transfer = self._by_key.popitem()
+            except KeyError:  # Another thread took the last one.
+                return
+            transfer.end(error=error)
+
+    # -- what a transfer says of itself --------------------------------------------------------------------------------
+
+    def finish(self, transfer: Transfer) -> None:
+        """Times a transfer that has ended well, and counts it: now, or when its device is done with it."""
+        if transfer.events is not None:
+            self._finish_by(transfer, transfer.events)
+        elif transfer.seconds is not None:
+            self._timed(transfer, TimingSource.ENGINE_REPORT, transfer.seconds)
+        elif transfer.stream is not None:
+            self._finish_on(transfer, transfer.stream)
+        else:
+            self._timed(transfer, TimingSource.WALL_CLOCK, time.monotonic() - transfer.began)
+
+    def failed(self, error: Failure, moved: int | None, tokens: Tokens) -> None:
+        """Counts a transfer that has failed, and what it moved nevertheless."""
+        self._active.add(-1)
+        kind = error if isinstance(error, str) else type(error).__name__
+        self._usual.failures(kind or semconv.ErrorType.OTHER).add(1)
+        if moved is not None:
+            self._usual.moved.add(operator.index(moved))
+        if tokens is not None:
+            self._count_tokens(tokens)
+
+    def finished_on_device(self, transfer: Transfer, outcome: Outcome) -> None:
+        """Counts a transfer whose device was asked."""
+        if transfer.events is not None:
+            self._foreign.pop(id(transfer.after), None)
+        elif outcome is Outcome.READ and transfer.stream is not None:
+            transfer.stream.give_back(transfer.before, transfer.after)
+        try:
+            self._count(transfer, self._route(TimingSource.DEVICE_EVENT))
+        except Exception as error:
+            self.broken(error)
+
+    def cancelled(self, transfer: Transfer) -> None:
+        """Takes a transfer back that was none."""
+        self._active.add(-1)
+        if transfer.stream is not None and transfer.before is not None:
+            transfer.stream.give_back_one(transfer.before)
+            transfer.before = None
+
+    def waited(self, seconds: float) -> None:
+        """Tells how long a transfer waited between being wanted and its beginning."""
+        if self._queue is None:
+            self._queue = self._usual.queue()
+        self._queue.record(seconds)
+
+    def ended_twice(self) -> None:
+        """Counts an end too many."""
+        self._contradicted("ended twice", Reason.MISSING_ROW)
+
+    def broken(self, error: Exception) -> None:
+        """Counts an exception of ours, or of what somebody said about a transfer."""
+        self._probe.failed("transfer", f"transfers from {self._where}", error)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _finish_on(self, transfer: Transfer, stream: Any) -> None:
+        """Records an event of ours after a transfer, and hands both over."""
+        route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
+        if transfer.before is not None:
+            try:
+                transfer.after = stream.mark()
+            except Exception as error:
+                self._untimed(error)
+            else:
+                transfer.duration = route.duration
+                if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
+                    return
+                stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
+        self._count(transfer, route)
+
+    def _finish_by(self, transfer: Transfer, events: Any) -> None:
+        """Reads somebody else's events, at once where they are done with: they may be recorded again afterwards."""
+        route = self._route(TimingSource.DEVICE_EVENT)
+        try:
+            transfer.before, transfer.after = events
+            before = self._foreign.pop(id(transfer.after), None)
+            if before is not None:
+                before.void = True  # It waits still, and its events tell another transfer's time.
+            if transfer.after.query():
+                seconds = transfer.before.elapsed_time(transfer.after) / 1000.0
+                if not 0 <= seconds < _INFINITY:
+                    raise ValueError(f"{seconds!r} s apart")
+                route.duration.record(seconds)
+            elif transfer.lent:
+                raise RuntimeError("the device is not done with them, and they are lent only")
+            else:
+                transfer.duration = route.duration
+                self._foreign[id(transfer.after)] = transfer
+                if self._harvester.hand_over(transfer, None, self._deadline_s):
+                    return
+                del self._foreign[id(transfer.after)]
+        except Exception as error:
+            self._untimed(error)
+        self._count(transfer, route)
+
+    def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
+        route = self._routes.get(source) or self._route(source)
+        route.duration.record(seconds)
+        self._count(transfer, route)
+
+    def _count(self, transfer: Transfer, route: Route) -> None:
+        self._active.add(-1)
+        route.finished.add(1)
+        route.moved.add(operator.index(transfer.bytes))
+        if transfer.tokens is not None:
+            self._count_tokens(transfer.tokens)
+        transfer.before = transfer.after = transfer.events = None  # Whoever keeps it keeps none of the device's.
+
+    def _count_tokens(self, tokens: Tokens) -> None:
+        if type(tokens) is int or not isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
+            self._tokens[self._first_pool].add(operator.index(tokens))  # type: ignore[arg-type]
+            return
+        for pool, count in tokens.items():
+            counter = self._tokens.get(pool)
+            if counter is None:
+                self._probe.lost(Reason.OTHER)
+                self._say("pool", f"tokens of the pool {printable(pool)!r}, which was not declared, are not counted")
+            else:
+                counter.add(operator.index(count))
+
+    def _route(self, source: str) -> Route:
+        route = self._routes.get(source)
+        if route is None:
+            route = self._routes[source] = self._make_route(source)
+            route.active.set(None)  # The usual one tells it, for all of them.
+        return route
+
+    def look_after(self) -> None:
+        """Forgets what has ended, and counts what should have; on any thread."""
+        begun, since = self._begun, time.monotonic() - self._deadline_s
+        while begun:
+            try:
+                oldest = begun.popleft()
+            except IndexError:  # Another thread took the last one.
+                return
+            if oldest.ended:
+                continue
+            if oldest.began < since:
+                self._probe.lost(Reason.EVENT_LOST)
+                self._say("overdue", f"one has begun and not ended for {self._deadline_s:g} s, and stays active")
+            elif len(begun) >= self._limit:
+                self._probe.lost(Reason.QUEUE_FULL)
+                self._say("many", f"more than {self._limit} have begun and not ended; the oldest are not watched")
+            else:
+                begun.appendleft(oldest)
+                return
+
+    def _contradicted(self, what: str, reason: str) -> None:
+        self._probe.accounting_error(reason)
+        self._say(what, f"one {what}; see kvcache.accounting.errors")
+
+    def _untimed(self, error: Exception) -> None:
+        self._probe.lost(Reason.EVENT_LOST)
+        self._say("untimed", f"no device time: {type(error).__name__}: {printable(error)}")
+
+    def _say(self, what: str, words: str) -> None:
+        """Says something once; a handler of somebody's that raises is no affair of the engine's."""
+        if what not in self._said:
+            self._said.add(what)
+            with suppress(Exception):
+                _logger.warning("kvcache: transfers from %s: %s", self._where, words)
+
+
+def _look_after(transfers: Transfers | None) -> None:
+    if transfers is not None:
+        transfers.look_after()

@@ -1,0 +1,675 @@
+"""Each transfer counts once and is timed by the clock that it was given, and nothing that is said of it raises."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import itertools
+import logging
+import math
+import random
+import sys
+import threading
+import time
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcache_otel import semconv
+from kvcache_otel.identity import Identity
+from kvcache_otel.record import timing, transfers
+from kvcache_otel.record.probe import CacheProbe
+from kvcache_otel.record.recorder import Recorder
+from kvcache_otel.record.streams import CURRENT
+from kvcache_otel.record.transfers import Transfers
+from tests.support.fake_device import FakeDevice, FakeEvent, FakeStream
+from tests.support.processes import wait_until
+from tests.support.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+THREAD = "kvcache-otel-harvester"
+ENOUGH_S = 20.0
+ROUTE = {"source": "device", "destination": "host"}
+
+
+MADE: list[Scene] = []
+"""Every scene of a test, whose threads end with it."""
+
+
+class Scene:
+    """Backups of one cache, on a device that is made up.
+
+    Attributes:
+        recorder: What they are recorded into.
+        device: The device.
+        transfers: The backups.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        identity = Identity("custom", "Own")
+        self.recorder = Recorder(identity)
+        MADE.append(self)
+        self.probe = CacheProbe(self.recorder, identity)
+        self.device = FakeDevice()
+        self.transfers = self.make(**options)
+        self.rows = Rows(self.recorder)
+
+    def make(self, **options: Any) -> Transfers:
+        return Transfers(self.probe, "device", "host", **{"make_event": self.device.event, **options})
+
+    def settled(self) -> bool:
+        return self.recorder.harvester.flush(ENOUGH_S)
+
+    def samples(self, source: str = "device_event") -> int:
+        cell = self.rows.histogram(semconv.TRANSFER_DURATION, **ROUTE, timing=source)
+        return 0 if cell is None else sum(cell.read()[0])
+
+    def seconds(self, source: str = "device_event") -> float:
+        cell = self.rows.histogram(semconv.TRANSFER_DURATION, **ROUTE, timing=source)
+        assert cell is not None
+        return cell.read()[1]
+
+    def moved(self, source: str = "device_event") -> int | float | None:
+        return self.rows.value(semconv.TRANSFER_IO, **ROUTE, timing=source)
+
+    @property
+    def active(self) -> int | float | None:
+        return self.rows.value(semconv.TRANSFER_ACTIVE, **ROUTE)
+
+    @property
+    def finished(self) -> int | float | None:
+        return self.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE)
+
+    def tokens(self, pool: str = "kv") -> int | float | None:
+        return self.rows.value(semconv.TRANSFER_TOKENS, **ROUTE, pool=pool)
+
+    def lost(self, reason: str = "event_lost") -> int | float | None:
+        return self.rows.value(semconv.TELEMETRY_DROPPED, reason=reason)
+
+    def wrong(self, reason: str) -> int | float | None:
+        return self.rows.value(semconv.ACCOUNTING_ERRORS, reason=reason)
+
+    def failed(self) -> int | float | None:
+        return self.rows.value(semconv.TELEMETRY_ERRORS, hook="transfer")
+
+
+@pytest.fixture(autouse=True)
+def threads_end(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Has threads sleep as soon as there is nothing to ask, and end with their test."""
+    monkeypatch.setattr(timing, "NAPS", 0)
+    yield
+    while MADE:
+        MADE.pop().recorder.harvester.stop(ENOUGH_S)
+    wait_until(lambda: THREAD not in {thread.name for thread in threading.enumerate()})
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene(timing="device_event")
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="kvcache_otel")
+    return caplog
+
+
+# ------------------------------------------------------------------------------------------------ the four clocks
+
+
+def test_rows_exist_at_zero_before_anything_moves() -> None:
+    scene = Scene(pools=("kv", "swa"), queued=True)
+    assert (scene.active, scene.finished, scene.moved("wall_clock")) == (0, 0, 0)
+    assert (scene.tokens("kv"), scene.tokens("swa")) == (0, 0)
+    assert scene.samples("wall_clock") == 0
+    assert scene.moved("device_event") is None
+    assert scene.rows.histogram(semconv.TRANSFER_QUEUE_DURATION, **ROUTE) is not None
+
+
+def test_t1_a_copy_of_40_ms_takes_40_ms_however_soon_its_launch_returned(scene: Scene) -> None:
+    stream = FakeStream()
+    before = time.perf_counter()
+    with scene.transfers.begin(bytes=4096, tokens={"kv": 64}, stream=stream):
+        stream.copy(40.0)
+    host = time.perf_counter() - before
+    assert not scene.settled()
+    assert (scene.samples(), scene.active, scene.finished, scene.moved(), scene.tokens()) == (0, 1, 0, 0, 0)
+    stream.run()
+    assert scene.settled()
+    assert (scene.samples(), scene.seconds()) == (1, 0.04)
+    assert (scene.active, scene.finished, scene.moved(), scene.tokens()) == (0, 1, 4096, 64)
+    assert {name for event in scene.device.made for name in event.askers} == {THREAD}
+    assert host < 0.04
+
+
+@pytest.mark.parametrize("error", [TypeError("unexpected keyword 'enable_timing'"), NotImplementedError()])
+def test_t2_a_device_whose_events_cannot_be_timed_still_counts(
+    scene: Scene, lines: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def refuse() -> Any:
+        raise error
+
+    copies = scene.make(make_event=refuse, timing="device_event")
+    for _ in range(3):
+        with copies.begin(bytes=10, stream=FakeStream()):
+            pass
+    assert (scene.samples(), scene.finished, scene.moved(), scene.active, scene.lost()) == (0, 3, 30, 0, 3)
+    assert len(lines.messages) == 1
+    assert type(error).__name__ in lines.messages[0]
+
+
+def test_t2_without_torch_it_counts_too(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    copies = scene.make(make_event=None)
+    stream = FakeStream()
+    stream.device = types.SimpleNamespace(type="cuda", index=0)
+    strange = object()
+    for which in (stream, CURRENT, strange):
+        copies.begin(stream=which).end(bytes=1)
+    assert (scene.samples(), scene.moved(), scene.lost()) == (0, 3, 3)
+    monkeypatch.setattr(importlib, "import_module", pytest.fail)  # It is looked for once.
+    for which in (stream, CURRENT, strange):
+        copies.begin(stream=which).end(bytes=1)
+    assert (scene.moved(), scene.lost()) == (6, 6)
+
+
+def test_t2_an_event_that_fails_after_the_copy_counts_without_a_duration(scene: Scene) -> None:
+    class Fragile(FakeEvent):
+        def record(self, stream: FakeStream) -> None:
+            if stream.put_ms:
+                raise RuntimeError("stream capture")
+            super().record(stream)
+
+    copies, stream = scene.make(make_event=Fragile), FakeStream()
+    with copies.begin(bytes=5, stream=stream):
+        stream.copy(1.0)
+    assert (scene.samples(), scene.finished, scene.moved(), scene.active, scene.lost()) == (0, 1, 5, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "which"),
+    [(["cuda"], "cuda"), (["xpu"], "xpu"), ([], "generic")],
+)
+def test_events_are_those_of_the_streams_own_device(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, attributes: list[str], which: str
+) -> None:
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    def maker(name: str) -> Any:
+        def make(*args: Any, **kwargs: Any) -> FakeEvent:
+            made.append((name, {"args": args, **kwargs}))
+            return FakeEvent()
+
+        return make
+
+    torch = types.ModuleType("torch")
+    torch.Event = maker("generic")  # type: ignore[attr-defined]
+    for name in attributes:
+        setattr(torch, name, types.SimpleNamespace(Event=maker(name)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    stream = FakeStream()
+    stream.device = types.SimpleNamespace(type=attributes[0] if attributes else "mtia", index=1)  # type: ignore
+    copies = scene.make(make_event=None)
+    copies.begin(stream=stream).end()
+    stream.run()
+    assert scene.settled()
+    assert [name for name, _ in made] == [which, which]
+    assert all(options["enable_timing"] is True for _, options in made)
+    assert made[0][1]["args"] == (() if attributes else ("mtia:1",))
+    assert scene.samples() == 1
+
+
+def test_t3_durations_have_buckets_of_their_own(scene: Scene) -> None:
+    stream = FakeStream()
+    for milliseconds in (3.0, 200.0, 1_700.0, 45_000.0):
+        with scene.transfers.begin(stream=stream):
+            stream.copy(milliseconds)
+    stream.run()
+    assert scene.settled()
+    cell = scene.rows.histogram(semconv.TRANSFER_DURATION, **ROUTE, timing="device_event")
+    assert cell is not None
+    assert sorted(cell.read()[0])[-5:] == [0, 1, 1, 1, 1]
+
+
+def test_t4_events_that_go_back_to_a_pool_tell_the_first_transfers_time(scene: Scene) -> None:
+    stream, start, end = FakeStream(), FakeEvent(), FakeEvent()
+    for milliseconds in (40.0, 3.0):
+        copy = scene.transfers.begin()
+        start.record(stream)
+        stream.copy(milliseconds)
+        end.record(stream)
+        stream.run()  # The engine has waited for it, and puts its events back.
+        copy.end(events=(start, end))
+        assert scene.seconds() == pytest.approx({40.0: 0.04, 3.0: 0.043}[milliseconds])
+    assert (scene.samples(), scene.active, scene.lost()) == (2, 0, 0)
+
+
+def test_t4_events_that_are_recorded_again_too_early_tell_no_time_for_the_first(
+    scene: Scene, lines: pytest.LogCaptureFixture
+) -> None:
+    stream, start, end = FakeStream(), FakeEvent(), FakeEvent()
+    for milliseconds in (40.0, 3.0):
+        copy = scene.transfers.begin(bytes=1)
+        start.record(stream)
+        stream.copy(milliseconds)
+        end.record(stream)
+        copy.end(events=(start, end))  # Not done yet.
+    assert not scene.settled()
+    stream.run()
+    assert scene.settled()
+    assert (scene.samples(), scene.seconds()) == (1, 0.003)
+    assert (scene.finished, scene.moved(), scene.active, scene.lost()) == (2, 2, 0, 1)
+    assert "recorded again" in lines.messages[0]
+
+
+def test_t4_events_that_are_lent_are_read_now_or_not_at_all(scene: Scene, lines: pytest.LogCaptureFixture) -> None:
+    stream, start, end = FakeStream(), FakeEvent(), FakeEvent()
+    copy = scene.transfers.begin(bytes=7)
+    start.record(stream)
+    stream.copy(40.0)
+    end.record(stream)
+    copy.end(events=(start, end), lent=True)
+    stream.run()
+    assert scene.settled()
+    assert (scene.samples(), scene.finished, scene.moved(), scene.active, scene.lost()) == (0, 1, 7, 0, 1)
+    assert "lent" in lines.messages[0]
+
+
+def test_somebody_elses_events_are_read_when_they_are_done(scene: Scene) -> None:
+    stream, start, end = FakeStream(), FakeEvent(), FakeEvent()
+    with scene.transfers.begin(bytes=7) as copy:
+        start.record(stream)
+        stream.copy(8.0)
+        end.record(stream)
+        copy.events = (start, end)
+    assert not scene.settled()
+    assert scene.active == 1
+    stream.run()
+    assert scene.settled()
+    assert (scene.samples(), scene.seconds(), scene.active) == (1, 0.008, 0)
+    assert scene.device.made == []
+
+
+@pytest.mark.parametrize("events", [(1, 2), object(), (FakeEvent(),), "ab", ()])
+def test_what_are_no_events_tells_no_time(scene: Scene, events: Any) -> None:
+    scene.transfers.begin(bytes=7).end(events=events)
+    assert (scene.samples(), scene.finished, scene.moved(), scene.active, scene.lost()) == (0, 1, 7, 0, 1)
+
+
+def test_what_a_backend_reports_is_taken_as_it_is(scene: Scene) -> None:
+    scene.transfers.begin().end(seconds=0.003, bytes=4096, tokens=16)
+    assert (scene.samples("engine_report"), scene.seconds("engine_report")) == (1, 0.003)
+    assert (scene.moved("engine_report"), scene.moved("device_event"), scene.tokens()) == (4096, 0, 16)
+
+
+def test_the_wall_clock_is_from_beginning_to_end() -> None:
+    scene = Scene()
+    with scene.transfers.begin(bytes=9):
+        assert scene.active == 1
+        time.sleep(0.02)
+    assert scene.active == 0
+    assert 0.02 <= scene.seconds("wall_clock") < 1.0
+    assert scene.moved("wall_clock") == 9
+
+
+def test_the_queue_is_from_the_request_to_the_beginning() -> None:
+    scene = Scene()
+    scene.transfers.begin(requested=time.monotonic() - 5.0).end()
+    cell = scene.rows.histogram(semconv.TRANSFER_QUEUE_DURATION, **ROUTE)
+    assert cell is not None
+    assert cell.read()[1] == pytest.approx(5.0, abs=0.5)
+
+
+# ------------------------------------------------------------------------------------------------ order and pooling
+
+
+def test_streams_are_read_as_they_are_done_and_each_in_its_order(scene: Scene) -> None:
+    first, second = FakeStream(), FakeStream()
+    for stream, milliseconds in ((first, 1.0), (second, 2.0), (first, 4.0), (second, 8.0)):
+        with scene.transfers.begin(bytes=1, stream=stream):
+            stream.copy(milliseconds)
+    second.run()
+    scene.settled()
+    assert (scene.samples(), scene.active) == (2, 2)
+    assert scene.seconds() == pytest.approx(0.010)
+    first.done_ms = 1.0
+    scene.settled()
+    assert scene.seconds() == pytest.approx(0.011)
+    first.run()
+    assert scene.settled()
+    assert scene.seconds() == pytest.approx(0.015)
+
+
+def test_in_a_stream_nothing_is_asked_before_what_came_first_is_done(scene: Scene) -> None:
+    class Rushed(FakeEvent):  # Says at once that it is done, whatever came before.
+        def query(self) -> bool:
+            super().query()
+            return self.at_ms != 1.0 or self.passed
+
+    stream = FakeStream()
+    scene.recorder.harvester._reader = types.SimpleNamespace(asleep=False, ended=False)  # type: ignore[assignment]
+    copies = scene.make(make_event=lambda: scene.device.made.append(Rushed()) or scene.device.made[-1])
+    for _ in range(3):
+        with copies.begin(stream=stream):
+            stream.copy(1.0)
+    scene.recorder.harvester._round(None, None)
+    ends = scene.device.made[1::2]
+    asked = ends[0].queries
+    scene.recorder.harvester._round(None, None)
+    assert ends[0].queries - asked == 1  # Not once for each that waits behind it.
+    assert [bool(event.askers) for event in ends] == [True, False, False]
+    stream.run()
+    scene.recorder.harvester._round(None, None)
+    assert scene.samples() == 3
+    scene.recorder.harvester._reader = None
+
+
+@given(
+    work=st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 100.0)), max_size=30),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=30, deadline=None)
+def test_whatever_order_streams_are_done_in_each_copy_has_its_own_time(
+    work: list[tuple[int, float]], order: random.Random
+) -> None:
+    scene = Scene(timing="device_event")
+    streams = [FakeStream() for _ in range(4)]
+    for number, milliseconds in work:
+        with scene.transfers.begin(bytes=1, stream=streams[number]):
+            streams[number].copy(milliseconds)
+    for stream in order.sample(streams, 4):
+        stream.run()
+        scene.settled()
+    assert scene.settled()
+    assert (scene.samples(), scene.active, scene.moved(), scene.lost()) == (len(work), 0, len(work), 0)
+    assert scene.seconds() == pytest.approx(sum(milliseconds for _, milliseconds in work) / 1000)
+
+
+def test_an_event_is_used_again_only_after_it_was_read(scene: Scene) -> None:
+    stream, draw = FakeStream(), random.Random(5)
+    for _ in range(500):
+        held = [event for event in scene.device.made if event.recorded > event.read]
+        with scene.transfers.begin(stream=stream):
+            stream.copy(1.0)
+        assert all(event.recorded <= event.read + 1 for event in scene.device.made)
+        assert all(event.recorded > event.read for event in held if not event.askers or event.stream is None)
+        if draw.random() < 0.3:
+            stream.run()
+            scene.settled()
+    stream.run()
+    assert scene.settled()
+    assert scene.samples() == 500
+    assert len(scene.device.made) < 200
+    assert all(event.recorded == event.read for event in scene.device.made)
+
+
+# ------------------------------------------------------------------------------------------ what does not go well
+
+
+def test_a_device_that_is_never_done_stays_active_and_is_said_once(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(timing="device_event", deadline_s=0.05)
+    stuck, stream = FakeStream(), FakeStream()
+    for which in (stuck, stuck, stream):
+        with scene.transfers.begin(bytes=1, stream=which):
+            which.copy(4.0)
+    stream.run()
+    wait_until(lambda: scene.lost() == 2)
+    assert scene.settled()
+    assert (scene.active, scene.finished, scene.moved(), scene.samples()) == (2, 1, 1, 1)
+    assert len(lines.messages) == 1
+    assert "not done after 0.05 s" in lines.messages[0]
+    assert len(scene.recorder.harvester._pairs) == 0
+    stuck.run()
+    assert scene.settled()
+    assert scene.active == 2
+
+
+def test_what_waits_is_bounded_and_what_finds_no_room_counts_without_a_duration(scene: Scene) -> None:
+    scene.recorder.harvester._limit = 10
+    stuck = FakeStream()
+    for _ in range(100):
+        with scene.transfers.begin(bytes=1, stream=stuck):
+            stuck.copy(1.0)
+    assert len(scene.recorder.harvester._pairs) <= 11
+    assert scene.lost("queue_full") == scene.finished == scene.moved() >= 89
+    stuck.run()
+    assert scene.settled()
+    assert (scene.finished, scene.moved(), scene.active) == (100, 100, 0)
+    assert scene.samples() + scene.lost("queue_full") == 100
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: device-side assert"), SystemExit(1), AttributeError()])
+def test_an_event_whose_query_raises_counts_without_a_duration(scene: Scene, error: BaseException) -> None:
+    class Broken(FakeEvent):
+        def query(self) -> bool:
+            raise error
+
+    copies, stream = scene.make(make_event=Broken), FakeStream()
+    for _ in range(3):
+        with copies.begin(bytes=1, stream=stream):
+            stream.copy(1.0)
+    assert scene.settled()
+    assert (scene.samples(), scene.finished, scene.active, scene.lost()) == (0, 3, 0, 3)
+
+
+def test_nothing_that_is_done_is_lost_at_the_end(scene: Scene) -> None:
+    stream, stuck = FakeStream(), FakeStream()
+    for _ in range(50):
+        with scene.transfers.begin(bytes=1, stream=stream):
+            stream.copy(1.0)
+        with scene.transfers.begin(bytes=1, stream=stuck):
+            stuck.copy(1.0)
+    stream.run()
+    scene.recorder.harvester.stop(ENOUGH_S)
+    assert (scene.samples(), scene.finished, scene.active, scene.lost()) == (50, 50, 50, 50)
+
+
+def test_a_begin_that_never_ends_stays_active_and_is_counted_once(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(deadline_s=0.02)
+    forgotten = scene.transfers.begin(bytes=1)
+    scene.transfers.begin().end()
+    time.sleep(0.03)
+    assert (scene.active, scene.active, scene.lost()) == (1, 1, 1)  # Whoever reads what is active has it looked after.
+    assert lines.messages == [
+        "kvcache: transfers from device to host: one has begun and not ended for 0.02 s, and stays active"
+    ]
+    forgotten.end()
+    assert (scene.active, scene.finished, scene.moved("wall_clock"), scene.lost()) == (0, 2, 1, 1)
+
+
+def test_begins_that_never_end_take_a_bounded_memory() -> None:
+    scene = Scene(limit=100)
+    for _ in range(1_000):
+        scene.transfers.begin()
+    assert len(scene.transfers._begun) <= 100 + transfers.A_FEW
+    assert scene.active == 1_000
+    for key in range(1_000):
+        scene.transfers.begin(key=key)
+    assert scene.transfers.open_keys == 100
+    assert scene.active == 1_100
+
+
+def test_ended_twice_counts_once_and_is_said_once(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    copy = scene.transfers.begin(bytes=5)
+    for _ in range(3):
+        copy.end()
+    assert (scene.finished, scene.active, scene.moved("wall_clock"), scene.wrong("missing_row")) == (1, 0, 5, 2)
+    assert len(lines.messages) == 1
+
+
+def test_an_end_without_a_begin_counts_nothing_and_is_said_once(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    for key in (1, "x", None):
+        scene.transfers.end(key, bytes=5)
+    scene.transfers.begin(key=7).end()
+    scene.transfers.end([], bytes=5)  # type: ignore[arg-type]
+    assert (scene.finished, scene.active, scene.moved("wall_clock"), scene.wrong("missing_row")) == (1, 0, 0, 3)
+    assert scene.failed() == 1
+    assert len(lines.messages) == 2
+
+
+def test_transfers_end_by_their_key_in_any_order() -> None:
+    scene = Scene()
+    for key in range(5):
+        scene.transfers.begin(key=key, bytes=2**key)
+    for key in (3, 0, 4):
+        scene.transfers.end(key)
+    assert (scene.active, scene.finished, scene.moved("wall_clock")) == (2, 3, 8 + 1 + 16)
+    scene.transfers.begin(key=1, bytes=100)  # It is used again: whoever had it has ended unseen.
+    assert (scene.active, scene.wrong("other")) == (2, 1)
+    scene.transfers.begin(key=5).end()  # It has ended, if not by its key, which is free.
+    scene.transfers.begin(key=5).cancel()
+    assert (scene.active, scene.finished, scene.wrong("other")) == (2, 4, 1)
+    scene.transfers._by_key.pop(5)
+    scene.transfers.forget("reset")
+    assert (scene.active, scene.finished, scene.transfers.open_keys) == (0, 4, 0)
+    assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error="reset") == 2
+
+
+def test_a_block_that_raises_is_a_transfer_that_failed(scene: Scene) -> None:
+    stream = FakeStream()
+    with pytest.raises(KeyError, match="gone"), scene.transfers.begin(bytes=5, tokens=5, stream=stream):
+        raise KeyError("gone")
+    assert (scene.active, scene.finished, scene.moved(), scene.tokens()) == (0, 0, 0, 0)
+    assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error="KeyError") == 1
+    scene.transfers.begin(bytes=5).end(error="partial", bytes=3)
+    assert scene.moved() == 3
+    assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error="partial") == 1
+    assert scene.samples("wall_clock") == 0
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"bytes": "many"},
+    {"bytes": 1.5},
+    {"tokens": "many"},
+    {"tokens": {"kv": None}},
+    {"tokens": object()},
+    {"seconds": "long"},
+]
+
+
+@pytest.mark.parametrize("said", NONSENSE, ids=repr)
+def test_nonsense_is_counted_and_said_once_and_never_raises(
+    lines: pytest.LogCaptureFixture, said: dict[str, Any]
+) -> None:
+    scene = Scene()
+    for _ in range(3):
+        scene.transfers.begin().end(**said)
+    assert scene.failed() == 3
+    assert len(lines.messages) == 1
+
+
+def test_negative_amounts_are_not_added_and_counted(scene: Scene) -> None:
+    scene.transfers.begin().end(bytes=-5, tokens={"kv": -3}, seconds=-1.0)
+    assert (scene.moved("engine_report"), scene.tokens(), scene.samples("engine_report")) == (0, 0, 0)
+    assert (scene.finished, scene.wrong("negative_delta")) == (1, 3)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf])
+def test_times_that_are_none_are_not_recorded(scene: Scene, seconds: float) -> None:
+    scene.transfers.begin().end(seconds=seconds)
+    assert (scene.finished, scene.samples("engine_report"), scene.wrong("other")) == (1, 0, 1)
+
+
+def test_a_pool_that_was_not_declared_is_counted_and_said_once(scene: Scene, lines: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        scene.transfers.begin().end(tokens={"kv": 1, "mamba": 2})
+    assert (scene.tokens(), scene.tokens("mamba"), scene.lost("other")) == (3, None, 3)
+    assert len(lines.messages) == 1
+    assert "'mamba'" in lines.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"source": "gpu"}, "'gpu'"),
+        ({"destination": ""}, "''"),
+        ({"pools": ("kv", "kvv")}, "'kvv'"),
+        ({"pools": ()}, "pools"),
+        ({"timing": "guess"}, "'guess'"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"deadline_s": math.nan}, "deadline_s"),
+    ],
+)
+def test_what_the_catalogue_does_not_have_is_said_at_set_up(arguments: dict[str, Any], word: str) -> None:
+    identity = Identity("custom", "Own")
+    probe = CacheProbe(Recorder(identity), identity)
+    with pytest.raises(ValueError, match=word):
+        Transfers(probe, **{"source": "device", "destination": "host", **arguments})
+
+
+@given(st.dictionaries(st.text(), st.integers(-5, 5), max_size=3), st.text())
+@settings(deadline=None)
+def test_hostile_words_make_no_series_and_break_nothing(tokens: dict[str, int], error: str) -> None:
+    scene = Scene()
+    scene.transfers.begin().end(tokens=tokens)
+    scene.transfers.begin().end(error=error)
+    assert {dict(key)[semconv.KVCACHE_POOL] for key in scene.rows.values(semconv.TRANSFER_TOKENS)} == {"kv"}
+    assert scene.active == 0
+    assert scene.rows.total(semconv.TRANSFER_OPERATIONS) == 2
+    for key in scene.rows.values(semconv.TRANSFER_OPERATIONS):
+        for _, value in key:
+            assert len(str(value).encode()) <= 4 * 128
+
+
+# ------------------------------------------------------------------------------------------------ many, and gone
+
+
+def test_eight_threads_lose_nothing(scene: Scene) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        scene.recorder.harvester._limit = 10**6
+        each = 2_000
+
+        def work() -> None:
+            stream = FakeStream()
+            for number in range(each):
+                with scene.transfers.begin(bytes=1, tokens=1, stream=stream if number % 2 else None, key=None):
+                    stream.copy(1.0)
+                stream.run()
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert scene.settled()
+    assert (scene.active, scene.finished, scene.tokens(), scene.lost()) == (0, 8 * each, 8 * each, 0)
+    assert (scene.samples(), scene.samples("wall_clock")) == (4 * each, 4 * each)
+    assert scene.failed() is None
+
+
+def test_a_hundred_thousand_transfers_leave_memory_and_threads_where_they_were(scene: Scene) -> None:
+    stream = FakeStream()
+
+    def work(times: int) -> None:
+        for number in itertools.repeat(None, times):
+            with scene.transfers.begin(bytes=1, stream=stream) as copy:
+                stream.copy(1.0)
+            stream.run()
+            scene.transfers.begin(key=id(copy)).end(seconds=0.1)
+            scene.transfers.end(id(copy))  # Counted as ended twice.
+            del number
+
+    work(2_000)
+    assert scene.settled()
+    gc.collect()
+    objects, threads = len(gc.get_objects()), threading.active_count()
+    work(50_000)
+    assert scene.settled()
+    gc.collect()
+    assert len(gc.get_objects()) < objects + 30_000  # Events to be used again: at most two for each pair that may wait.
+    assert threading.active_count() <= threads
+    assert len(scene.transfers._begun) <= 2 * transfers.A_FEW
+    assert scene.transfers.open_keys == 0
+    assert len(scene.device.made) < 2 * timing.LIMIT + 100
+    assert scene.active == 0
