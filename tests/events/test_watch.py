@@ -977,3 +977,40 @@ def test_the_expectation_counts_as_it_should() -> None:
     assert expected.unknown == 2
     expected.apply([removed([1], None)])
     assert expected.resident() == {"device": 0, "host": 0}
+
+
+def test_a_source_that_says_nothing(
+    driven: Driven, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_module, "SILENT_SECONDS", 0.3)
+    silent, loud = driven.publisher(), driven.publisher()
+    driven.want(f"silent={silent.endpoint}?topic=nobody", f"loud={loud.endpoint}")
+    driven.subscribed(loud)
+    loud.publish(stored([1]))
+    driven.until(lambda: said(caplog, "'silent' has sent nothing", "'nobody'"))
+    for _ in range(20):
+        driven.step()
+    assert len(said(caplog, "has sent nothing")) == 1
+
+
+def test_what_has_come_is_read_before_anything_is_given_up(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something has held the loop up for longer than a replay may be silent."""
+    publisher = driven.publisher(replay="new")
+    driven.want(f"w={publisher.endpoint}?engine=vllm&replay={publisher.replay_port}")
+    driven.subscribed(publisher)
+    publisher.publish(stored([1]))
+    driven.until(lambda: driven.heard("w") == 1)
+    original, held_up = subscription_module.Feed.ask, iter([True])
+
+    def ask(feed: subscription_module.Feed, start: int) -> None:
+        original(feed, start)
+        if next(held_up, False):
+            time.sleep(0.2)
+            publisher.serve()
+            time.sleep(watch_module.SILENCE)
+
+    monkeypatch.setattr(subscription_module.Feed, "ask", ask)
+    for number in range(8):
+        publisher.publish(stored([number]), drop=number in (3, 4))
+    driven.until(lambda: driven.agrees("w", publisher.published))
+    assert driven.batches("w") == {0: {"recovered": 2}}

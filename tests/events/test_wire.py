@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
-from kvcache_otel.events import wire
+from kvcache_otel.events import forms, wire
 from kvcache_otel.events.wire import LARGEST, Batch, PayloadDecoder, WireError, decode
 from tests.events.payloads import CLEARED, batch, encode, removed, removed_array, stored, stored_array
 
@@ -487,3 +487,22 @@ def test_blocks_of_another_group_are_others(hashes: list[Any], broken: bool) -> 
     assert len(set(found)) == len(found) == 4 * len(hashes)
     (event,) = decode(encode([1.0, [removed(hashes, group_idx=2)], 0])).events
     assert tuple(event.block_hashes) == others[1]
+
+
+@pytest.mark.parametrize("first", [0, 10])
+def test_a_batch_of_nothing_but_bad_events_is_given_up(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it counts as what was wrong with the last that was looked at."""
+    looked: list[Any] = []
+    event = wire._event
+    monkeypatch.setattr(wire, "_event", lambda part: (looked.append(part), event(part))[1])
+    good = [stored([number]) for number in range(first)]
+    read = decode(encode([1.0, [*good, *([[1, 2, 3]] * 5000)], 0]))
+    assert len(read.events) == first
+    assert read.failures == {"event_shape": 5000}
+    assert len(looked) <= first + wire.MOST_FAILURES + 1
+
+
+def test_a_hash_too_many() -> None:
+    hashes = [1] * (forms.MOST_HASHES + 1)
+    assert decode(encode([1.0, [stored(hashes[1:])], 0])).failures == {}
+    assert decode(encode([1.0, [stored(hashes)], 0])).failures == {"block_hash": 1}

@@ -20,6 +20,9 @@ CLEARED: Final = "AllBlocksCleared"
 LONGEST_HASH: Final = 64
 """Bytes of a block hash, at the most: SHA-512 has no more."""
 
+MOST_HASHES: Final = 2**20
+"""Hashes of one event, at the most: a prompt of a million tokens, each of them a block."""
+
 HIGHEST_RANK: Final = 2**31 - 1
 
 ABSENT: Final = Raw()
@@ -36,7 +39,7 @@ class StoredMap(Struct, Generic[H], tag=STORED, gc=False):
     """Blocks entered a medium."""
 
     kind: ClassVar[str] = EventType.BLOCK_STORED
-    block_hashes: list[H]
+    block_hashes: Annotated[list[H], Meta(max_length=MOST_HASHES)]
     medium: str | None = None
     block_size: int | None = None
     lora_name: str | UnsetType | None = UNSET
@@ -51,7 +54,7 @@ class StoredArray(Struct, Generic[H], tag=STORED, array_like=True, gc=False):
     """The same as an array. What its seventh element is depends on the publisher."""
 
     kind: ClassVar[str] = EventType.BLOCK_STORED
-    block_hashes: list[H]
+    block_hashes: Annotated[list[H], Meta(max_length=MOST_HASHES)]
     parent_block_hash: Raw = ABSENT
     token_ids: Raw = ABSENT
     block_size: int | None = None
@@ -66,7 +69,7 @@ class RemovedMap(Struct, Generic[H], tag=REMOVED, gc=False):
 
     kind: ClassVar[str] = EventType.BLOCK_REMOVED
     block_size: ClassVar[None] = None
-    block_hashes: list[H]
+    block_hashes: Annotated[list[H], Meta(max_length=MOST_HASHES)]
     medium: str | None = None
     group_idx: Raw = ABSENT
     locality: Raw = ABSENT
@@ -77,7 +80,7 @@ class RemovedArray(Struct, Generic[H], tag=REMOVED, array_like=True, gc=False):
 
     kind: ClassVar[str] = EventType.BLOCK_REMOVED
     block_size: ClassVar[None] = None
-    block_hashes: list[H]
+    block_hashes: Annotated[list[H], Meta(max_length=MOST_HASHES)]
     medium: str | None = None
     third: Raw = ABSENT
 

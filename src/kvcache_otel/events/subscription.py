@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-PER_ROUND, BYTES_PER_ROUND = 256, 2**20
-"""Messages of one socket before others have their turn, and their bytes."""
+PER_ROUND, BYTES_PER_ROUND, SECONDS_PER_ROUND = 256, 2**20, 0.05
+"""Messages of one socket before others have their turn, their bytes, and how long they may take."""
+
+SILENT_SECONDS = 30.0
+"""How long a source may be connected and say nothing before that is said."""
 
 WAITING = 64
 """Messages that wait in a socket. More wait on the publisher's side, which has a limit of its own."""
@@ -227,6 +231,7 @@ class Subscription:
         self._own: Worker | None = None
         self._broken_off = float("inf")  # When we connect again; infinite where ZeroMQ does so itself.
         self._lines, self._lines_until = 0, 0.0
+        self._silent_until = float("inf")  # When it is said that nothing has come; infinite once something has.
         self._monitor: zmq.Socket[bytes] | None = None
         self._socket = socket = self.open(zmq.SUB, WAITING)
         try:
@@ -252,8 +257,11 @@ class Subscription:
             (zmq.MAXMSGSIZE, LARGEST),
             (zmq.RECONNECT_IVL, 100),
             (zmq.RECONNECT_IVL_MAX, 5_000),
-            (zmq.HEARTBEAT_IVL, 10_000),
-            (zmq.HEARTBEAT_TIMEOUT, 30_000),
+            # Not ZeroMQ's own heartbeats: they take a slow reader for a dead peer, and can abort us (libzmq 3937).
+            (zmq.TCP_KEEPALIVE, 1),
+            (zmq.TCP_KEEPALIVE_IDLE, 30),
+            (zmq.TCP_KEEPALIVE_INTVL, 10),
+            (zmq.TCP_KEEPALIVE_CNT, 3),
         ):
             socket.setsockopt(option, value)
         return socket
@@ -270,7 +278,15 @@ class Subscription:
         if self._broken_off <= now:
             with self.said("its connection"):
                 self._connect_again()
-        due = self._broken_off
+        if self._silent_until <= now:
+            self._silent_until = float("inf")
+            _logger.warning(
+                "kvcache: source %r has sent nothing for %d s: its engine is idle, or its topic is not %r",
+                printable(self.source.name),
+                SILENT_SECONDS,
+                printable(self.source.topic),
+            )
+        due = min(self._broken_off, self._silent_until)
         for feed in self.feeds.values():
             stream = feed.stream
             if stream.due <= now:
@@ -311,7 +327,8 @@ class Subscription:
     # -- what comes in -------------------------------------------------------------------------------------------------
 
     def _receive(self, now: float) -> None:
-        socket, feeds, taken = self._socket, self.feeds, 0
+        socket, feeds, taken, began = self._socket, self.feeds, 0, time.monotonic()
+        self._silent_until = float("inf")
         with self.said("its socket"):
             for _ in range(PER_ROUND):
                 try:
@@ -323,7 +340,7 @@ class Subscription:
                     topic = "" if len(message) != 3 else message[0][:LONGEST_TOPIC].decode("utf-8", "replace")
                     feed = feeds.get(topic) or self._feed(topic)
                     feed.stream.live(message, now)
-                if taken >= BYTES_PER_ROUND:
+                if taken >= BYTES_PER_ROUND or time.monotonic() - began >= SECONDS_PER_ROUND:
                     return
 
     def _feed(self, topic: str) -> Feed:
@@ -362,6 +379,8 @@ class Subscription:
         if event & _UP:
             self.connections += 1
             self._unreachable = False
+            if not self.feeds or not any(feed.stream.heard is not None for feed in self.feeds.values()):
+                self._silent_until = now + SILENT_SECONDS
             self._tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
         elif event & _DOWN:
             self.connections = max(self.connections - 1, 0)

@@ -31,6 +31,9 @@ MOST_HELD = 32 * 2**20
 SILENCE = 2.0
 """Seconds that live batches wait for a replay that brings nothing new. Publishers answer between two batches."""
 
+SLOW = 0.25
+"""Seconds that a round may take before what is due is put off to the next."""
+
 AGAIN_SECONDS = 1.0
 """Between two times that a source is tried that cannot be subscribed to: a port may still be in use."""
 
@@ -60,6 +63,7 @@ class Watch:
         self._refused: set[Source] = set()
         self._again = float("inf")
         self._due = float("inf")
+        self._late = False
 
     def want(self, sources: Iterable[Source]) -> None:
         """Subscribes to these sources and to no others. What cannot be subscribed to is said once, and tried again.
@@ -81,12 +85,19 @@ class Watch:
         Args:
             seconds: How long to wait, at most.
         """
+        began = float("inf")
         wait = min(seconds, max(self._due - self._clock(), 0.0))
         for socket, _ in self._poller.poll(math.ceil(wait * 1000)):
+            began = min(began, self._clock())
             reader = self._readers.get(socket)
             if reader is not None:  # Another has closed it meanwhile, otherwise.
                 reader(self._clock())
         now = self._clock()
+        if now - began >= SLOW and not self._late:
+            # What was waited for may have come meanwhile: it is read before anything is given up.
+            self._late, self._due = True, 0.0
+            return
+        self._late = False
         if now >= self._again:
             self._again = float("inf")
             for source in list(self._refused):

@@ -33,8 +33,11 @@ LARGEST: Final = 16 * 2**20
 """Bytes of a payload, at the most: three million tokens in one step of an engine. What is made of them takes nine times
 that at the worst."""
 
-MOST_EVENTS: Final = 2**20
+MOST_EVENTS: Final = 2**17
 """Events of a batch that is taken apart, at the most."""
+
+MOST_FAILURES: Final = 1000
+"""Events of a batch that cannot be read before the rest of it is given up too, and counted as such."""
 
 
 class WireError(ValueError):
@@ -106,7 +109,7 @@ _MARK = b"\x01"
 
 _HIGHEST_GROUP = 0x7F
 _GROUPED = 1 << 80
-"""Added to an int of 64 bits and its group, so that no other int is equal. Takes no more memory than the int alone."""
+"""Added to an int of 64 bits and its group, so that no other such int is equal. Takes no more memory than it alone."""
 
 _NO_FAILURES: Final[dict[str, int]] = {}
 
@@ -205,12 +208,16 @@ def _taken_apart(ts: Raw, events: Raw, rank: int | None, engine: str | None) -> 
         raise WireError(Reason.BATCH_SHAPE, f"{_length(head)} events in one batch")
     failures: dict[str, int] = {}
     read: list[Event] = []
-    for part in _PARTS.decode(events):
+    parts = _PARTS.decode(events)
+    for place, part in enumerate(parts):
         event = _event(part)
-        if isinstance(event, str):
-            failures[event] = failures.get(event, 0) + 1
-        else:
+        if not isinstance(event, str):
             read.append(event)
+            continue
+        failures[event] = failures.get(event, 0) + 1
+        if place - len(read) >= MOST_FAILURES:  # Whoever sends this sends nothing else.
+            failures[event] += len(parts) - place - 1
+            break
     try:
         timestamp = _finite(_TIMESTAMP.decode(ts))
     except DecodeError:
@@ -252,6 +259,8 @@ def _unexpected(part: Raw, array: bool) -> forms.Other | str:
         return Reason.EVENT_SHAPE
     if loose.block_hashes is forms.ABSENT or not forms.is_array(memoryview(loose.block_hashes)[0]):
         return Reason.EVENT_SHAPE
+    if _length(memoryview(loose.block_hashes)[:5]) > forms.MOST_HASHES:
+        return Reason.BLOCK_HASH
     return Reason.EVENT_SHAPE if _are_hashes(loose.block_hashes) else Reason.BLOCK_HASH
 
 
