@@ -42,19 +42,7 @@ def started(journal: Journal, rank: int = 0, **environ: str) -> Exporter:
 
 def consecutive_free_ports(count: int) -> int:
     """Returns the first of some ports that are free."""
-    while True:
-        first = processes.free_port()
-        if first + count < 65_535 and all(_is_free(port) for port in range(first, first + count)):
-            return first
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
+    return processes.free_ports(count)[0]
 
 
 def test_each_rank_has_its_port() -> None:

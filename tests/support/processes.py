@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import subprocess
 import time
@@ -13,11 +14,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+FIRST_PORT, LAST_PORT = 20_000, 32_000
+"""Below the ports that the system gives to whoever connects somewhere: one of those would not stay free for long."""
+
+
 def free_port() -> int:
-    """Returns a TCP port of 127.0.0.1 that was free a moment ago."""
+    """Returns a TCP port that was free a moment ago."""
+    return free_ports(1)[0]
+
+
+def free_ports(number: int) -> list[int]:
+    """Returns so many TCP ports in a row that were free a moment ago."""
+    while True:
+        first = FIRST_PORT + secrets.randbelow(LAST_PORT - FIRST_PORT)
+        ports = list(range(first, first + number))
+        if all(map(_is_free, ports)):
+            return ports
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 20.0, what: str = "") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from tests.engines.vllm.engine_oracle import Expected, Sample, Theirs, expected 
 from tests.engines.vllm.exported import matching, over_otlp, over_prometheus  # noqa: E402
 from tests.engines.vllm.subscriber import Subscriber  # noqa: E402
 from tests.support.otlp_receiver import otlp_receiver  # noqa: E402
-from tests.support.processes import free_port  # noqa: E402
+from tests.support.processes import free_ports  # noqa: E402
 from tests.support.prometheus_server import prometheus_server  # noqa: E402
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Run(NamedTuple):
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     mode: Mode = request.param
     folder = tmp_path_factory.mktemp(mode.name)
-    *ports, events, _ = _neighbouring_ports(mode.processes + 2)
+    *ports, events, _ = free_ports(mode.processes + 2)
     subscriber = Subscriber(f"tcp://127.0.0.1:{events}", "kv-events")
     with otlp_receiver() as receiver:
         environ = {
@@ -296,19 +295,6 @@ def test_each_rank_has_rows_and_durations_of_its_own(run: Run) -> None:
 
 def test_every_process_says_what_it_serves_and_why(run: Run) -> None:
     assert run.log.count("OTEL_METRICS_EXPORTER=otlp,prometheus") >= run.mode.processes
-
-
-def _neighbouring_ports(number: int) -> list[int]:
-    while True:
-        ports = [free_port()]
-        ports.extend(range(ports[0] + 1, ports[0] + number))
-        if all(_is_free(port) for port in ports):
-            return ports
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return port < 65536 and probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def _total(rows: list[Exported], name: str, **attributes: str) -> float:

@@ -20,7 +20,7 @@ from tests.engines.vllm import programs  # noqa: E402
 from tests.engines.vllm.device_driver import TOKENS, Device, Requests, device_walk, publishing  # noqa: E402
 from tests.engines.vllm.manager_driver import making_drivers, random_walk  # noqa: E402
 from tests.engines.vllm.recounts import host_chunks  # noqa: E402
-from tests.support.processes import free_port  # noqa: E402
+from tests.support.processes import free_ports  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,7 +179,7 @@ def test_published_rows_end_with_their_publisher(instrumented: Instrumented) -> 
 )
 def test_a_whole_engine_publishes_what_it_holds(tmp_path: Path, options: tuple[str, ...]) -> None:
     """After each of its steps; and a plain subscriber, and ours, have the same at the end."""
-    port = str(free_port())
+    port = str(free_ports(2)[0])
     ended = programs.run([sys.executable, "-m", PROGRAM, tmp_path, port, *options], {"VLLM_PLUGINS": "none"})
     result = ended.result()
     before, after = result["before"], result["after"]
