@@ -61,6 +61,9 @@ WARM_UP = 10
 ROUNDS = 60
 """Of the walk, at the least: its ratio is near what is allowed, and must be known to half a percent."""
 
+SETTLING = 60
+"""Rounds before those of the walk: a cache gets slower for some thousand requests, and then stays as it is."""
+
 ATTEMPTS = 3
 """A ratio that is too high is measured again: a busy machine can do that, and it does not do it every time."""
 
@@ -171,7 +174,8 @@ class Compared:
 
 def compare(title: str, allowed: float, compared: Compared, times: int, rounds: int) -> bool:
     """Prints one line of the table and returns whether its ratio is allowed."""
-    compared.round(-1)  # Warm.
+    for _ in range(SETTLING if rounds >= ROUNDS else 1):
+        compared.round(-1)
     gc.collect()
     gc.freeze()
     for _ in range(ATTEMPTS):
