@@ -994,23 +994,34 @@ def test_a_source_that_says_nothing(
 
 
 def test_what_has_come_is_read_before_anything_is_given_up(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something has held the loop up for longer than a replay may be silent."""
-    publisher = driven.publisher(replay="new")
-    driven.want(f"w={publisher.endpoint}?engine=vllm&replay={publisher.replay_port}")
-    driven.subscribed(publisher)
+    """Another source has held the loop up for longer than a replay may be silent."""
+    publisher, other = driven.publisher(replay="new"), driven.publisher()
+    driven.want(f"w={publisher.endpoint}?engine=vllm&replay={publisher.replay_port}", f"slow={other.endpoint}")
+    driven.subscribed(publisher, other)
     publisher.publish(stored([1]))
     driven.until(lambda: driven.heard("w") == 1)
-    original, held_up = subscription_module.Feed.ask, iter([True])
+    ask, apply, asked = subscription_module.Feed.ask, subscription_module.Feed.apply, list[int]()
 
-    def ask(feed: subscription_module.Feed, start: int) -> None:
-        original(feed, start)
-        if next(held_up, False):
+    def asking(feed: subscription_module.Feed, start: int) -> None:
+        ask(feed, start)
+        asked.append(start)
+
+    def applying(feed: subscription_module.Feed, payload: bytes) -> None:
+        if feed.worker.name == "slow":
             time.sleep(0.2)
             publisher.serve()
             time.sleep(watch_module.SILENCE)
+        apply(feed, payload)
 
-    monkeypatch.setattr(subscription_module.Feed, "ask", ask)
+    monkeypatch.setattr(subscription_module.Feed, "ask", asking)
+    monkeypatch.setattr(subscription_module.Feed, "apply", applying)
     for number in range(8):
         publisher.publish(stored([number]), drop=number in (3, 4))
+    end = time.monotonic() + 10
+    while not asked and time.monotonic() < end:  # The publisher does not answer yet.
+        driven.watch.poll(0.02)
+    other.publish(stored([1]))
+    time.sleep(0.1)
+    driven.watch.poll(0.02)
     driven.until(lambda: driven.agrees("w", publisher.published))
     assert driven.batches("w") == {0: {"recovered": 2}}
