@@ -181,7 +181,7 @@ def test_attaching_after_the_import_hooks_at_once(hook_on: Callable[..., HookSet
     (point,) = hook_on("Cache.lookup").points
     assert point.state == "attached"
     assert cache.lookup(4) == 4
-    assert seen.calls == [(4, cache, 4)]
+    assert seen.calls == [(4, cache, 4, {"factor": 1})]
 
 
 @pytest.mark.parametrize("position", ["first", "last"])
@@ -196,7 +196,7 @@ def test_attaching_while_the_module_imports_itself_hooks_when_it_is_done(
     cache = core().Cache()
     assert [point.state for point in made[0].points] == ["attached", "attached"]
     assert (cache.lookup(4), core().function(1)) == (4, 4)
-    assert seen.calls == [(4, cache, 4), (4, 1)]
+    assert seen.calls == [(4, cache, 4, {"factor": 1}), (4, 1)]
     spec = core().__spec__
     assert spec is not None
     assert type(spec) is importlib.machinery.ModuleSpec
@@ -719,7 +719,7 @@ def test_around_is_told_the_arguments_before_and_the_result_itself_after(
     result = cache.enqueue(1, n_tasks=2)
     assert result == [1]
     assert order == [(1, 0)]
-    assert around.begun == [(cache, 1, {"n_tasks": 2})]
+    assert around.begun == [(cache, 1, 2)]
     assert around.ended == [(result, None)]
     assert around.ended[0][0] is result
 

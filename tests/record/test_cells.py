@@ -116,8 +116,9 @@ def test_histogram_loses_no_sample_of_eight_threads(histogram: Histogram) -> Non
     for sample in SAMPLES:
         expected.record(sample)
     times = THREADS * rounds
-    assert histogram.counts == [count * times for count in expected.counts]
-    assert histogram.sum == sum(SAMPLES) * times
+    counts, total = histogram.read()
+    assert counts == [count * times for count in expected.read()[0]]
+    assert total == sum(SAMPLES) * times
 
 
 @pytest.mark.usefixtures("hasty_switches")
@@ -204,10 +205,10 @@ class Span:
 
 ATOMIC = {
     "counter's value": (Counter.add, ("LOAD_ATTR", "value"), ("STORE_ATTR", "value")),
-    "histogram's bucket": (Histogram.record, ("LOAD_ATTR", "counts"), ("STORE_SUBSCR", None)),
-    "histogram's sum": (Histogram.record, ("LOAD_ATTR", "sum"), ("STORE_ATTR", "sum")),
-    "histogram's bucket with its sum": (Histogram.record, ("LOAD_ATTR", "counts"), ("STORE_ATTR", "sum")),
-    "reading a histogram": (Histogram.read, ("LOAD_ATTR", "counts"), ("LOAD_ATTR", "sum")),
+    "histogram's bucket": (Histogram._sort, ("LOAD_ATTR", "_counts"), ("STORE_SUBSCR", None)),
+    "histogram's sum": (Histogram._sort, ("LOAD_ATTR", "_sum"), ("STORE_ATTR", "_sum")),
+    "histogram's bucket with its sum": (Histogram._sort, ("LOAD_ATTR", "_counts"), ("STORE_ATTR", "_sum")),
+    "reading a histogram": (Histogram.read, ("LOAD_ATTR", "_counts"), ("LOAD_ATTR", "_sum")),
 }
 
 
@@ -244,13 +245,13 @@ def test_the_proof_sees_a_call_in_between() -> None:
     assert "CALL" in span.switch_points()
 
 
-@pytest.mark.parametrize(("cell", "names"), [(Counter, ["value"]), (Histogram, ["bounds", "counts", "sum"])])
+@pytest.mark.parametrize(("cell", "names"), [(Counter, ["value"]), (Histogram, ["bounds", "_counts", "_sum"])])
 def test_attributes_are_plain_slots_whose_access_runs_no_python(cell: type, names: list[str]) -> None:
     assert all(type(vars(cell)[name]) is MemberDescriptorType for name in names)
 
 
 def test_buckets_are_a_plain_list_whose_access_runs_no_python(histogram: Histogram) -> None:
-    assert type(histogram.counts) is list
+    assert type(histogram._counts) is list
 
 
 # ------------------------------------------------------------------------------------------------ counters
@@ -322,12 +323,14 @@ def test_milliseconds_and_minutes_fall_into_different_buckets(histogram: Histogr
 def test_bounds_belong_to_the_bucket_below_them(histogram: Histogram, index: int) -> None:
     histogram.record(BOUNDS[index])
     histogram.record(math.nextafter(BOUNDS[index], INFINITY))
-    assert (histogram.counts[index], histogram.counts[index + 1]) == (1, 1)
+    counts, _ = histogram.read()
+    assert (counts[index], counts[index + 1]) == (1, 1)
 
 
 def test_last_bucket_is_open(histogram: Histogram) -> None:
     histogram.record(1e300)
-    assert (histogram.counts[-1], len(histogram.counts)) == (1, len(BOUNDS) + 1)
+    counts, _ = histogram.read()
+    assert (counts[-1], len(counts)) == (1, len(BOUNDS) + 1)
 
 
 @pytest.mark.parametrize("sample", [-1, -1e-9, -INFINITY, INFINITY, NAN])
@@ -353,10 +356,11 @@ def test_what_was_read_does_not_change_any_more(histogram: Histogram) -> None:
 
 def test_histogram_reset_starts_from_no_samples_in_a_list_of_its_own(histogram: Histogram) -> None:
     histogram.record(1.0)
-    before = histogram.counts
+    before, _ = histogram.read()
     histogram.reset()
     histogram.record(0.003)
-    assert (sum(histogram.counts), histogram.sum, sum(before)) == (1, 0.003, 1)
+    counts, total = histogram.read()
+    assert (sum(counts), total, sum(before)) == (1, 0.003, 1)
 
 
 SAMPLE = st.one_of(st.floats(allow_nan=True), st.sampled_from(BOUNDS), st.integers(-10, 100))
@@ -391,7 +395,8 @@ def test_replayed_histogram_keeps_what_it_records_in_order(refused: list[Any]) -
     for sample in (1.0, 0.25, 4.0):
         cell.record(sample)
     assert list(queue) == [(cell, 1.0), (cell, 0.25), (cell, 4.0)]
-    assert (sum(cell.counts), cell.sum, dropped.value) == (3, 5.25, 0)
+    counts, total = cell.read()
+    assert (sum(counts), total, dropped.value) == (3, 5.25, 0)
 
 
 def test_replayed_histogram_counts_what_finds_the_queue_full_and_keeps_the_oldest(
@@ -402,7 +407,7 @@ def test_replayed_histogram_counts_what_finds_the_queue_full_and_keeps_the_oldes
     for sample in (1.0, 2.0, 3.0, 4.0):
         cell.record(sample)
     assert [sample for _, sample in queue] == [1.0, 2.0]
-    assert (dropped.value, sum(cell.counts)) == (2, 4)
+    assert (dropped.value, sum(cell.read()[0])) == (2, 4)
 
 
 def test_replayed_histogram_does_not_queue_what_it_refuses(refused: list[Any]) -> None:
@@ -528,12 +533,15 @@ def test_batches_and_samples_add_up_with_writers_and_a_reader_at_once(refused: l
     assert (sum(counts), total, refused) == (4 * 2_000 * 3, 4 * 2_000 * 1.5, [])
 
 
-def test_batches_that_nobody_reads_are_sorted_before_they_are_too_many(refused: list[Any]) -> None:
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_samples_that_nobody_reads_are_sorted_before_they_are_too_many(refused: list[Any], at_once: int) -> None:
     histogram = Histogram(BOUNDS, refused.append)
-    for _ in range(3 * cells.BATCHES):
-        histogram.extend([0.5])
-    assert sum(histogram.counts) >= 2 * cells.BATCHES
-    assert sum(histogram.read()[0]) == 3 * cells.BATCHES
+    for _ in range(3 * cells.WAITING):
+        histogram.record(0.5)
+        histogram.extend([0.5] * at_once)
+        assert len(histogram._waiting) < cells.WAITING
+    assert sum(histogram.read()[0]) == 3 * cells.WAITING * (1 + at_once)
+    assert not histogram._waiting
 
 
 def test_a_batch_with_something_wrong_in_it_loses_that_alone(refused: list[Any]) -> None:

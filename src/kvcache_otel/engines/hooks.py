@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.post_import import PostImport
 from kvcache_otel.engines.versions import is_before
+from kvcache_otel.engines.wrapping import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Set
@@ -27,9 +28,6 @@ _logger = logging.getLogger(__name__)
 
 STEP_ASIDE_AFTER = 5
 
-# Flags of a code object that has *args or **kwargs; inspect names them, and takes longer to import than all of this.
-_VARIADIC = 0x04 | 0x08
-
 
 class Hook:
     """One function of an engine that knows a fact. (A plain class: dataclasses take longer to make than all the rest.)
@@ -38,7 +36,8 @@ class Hook:
         name: Its short name, as ``kvcache.telemetry.hook`` carries it.
         target: Where it is: ``package.module:Class.method``.
         body: The name of the adapter's method that reads the fact. It is called with the function's result first
-            (``after``), or with its arguments alone (the other moments).
+            (``after``), or with its arguments alone (the other moments): with all of them where the function names its
+            parameters, defaults too, by position unless it takes them by name alone; else as it was called.
         fact: What cannot be measured where it is missing, in words for `doctor`.
         since: The first engine version that has it; empty where every supported version does.
         formerly: What it was called in versions before; empty where it always had its name.
@@ -178,7 +177,7 @@ class HookPoint:
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function's stand-in, which asks the body at the hook's moment."""
-        return _WRAP[self.hook.moment](self, function)
+        return wrapped(self.hook.moment, self, function)
 
     def placed(self, state: Callable[[], State], why: str) -> None:
         """Says that the engine itself puts the stand-in in its place.
@@ -245,135 +244,6 @@ class HookPoint:
                     STEP_ASIDE_AFTER,
                     exc_info=_logger.isEnabledFor(logging.DEBUG),
                 )
-
-
-def _after(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        body = point.body
-        if body is not None:
-            try:
-                body(result, *args, **kwargs)
-            except Exception as error:
-                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
-                    point.failed(error)
-                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
-                    pass
-        return result
-
-    def hooked_alone(self: Any) -> Any:
-        result = function(self)
-        body = point.body
-        if body is not None:
-            try:
-                body(result, self)
-            except Exception as error:
-                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
-                    point.failed(error)
-                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
-                    pass
-        return result
-
-    # Methods without arguments are what engines call in every step; packing and unpacking none takes half the time.
-    return _like(function, hooked_alone if _takes_owner_alone(function) else hooked)
-
-
-def _takes_owner_alone(function: Callable[..., Any]) -> bool:
-    code = getattr(function, "__code__", None)
-    if code is None or "self" not in code.co_varnames[:1] or code.co_flags & _VARIADIC:
-        return False
-    return code.co_argcount == 1 and code.co_kwonlyargcount == 0
-
-
-def _before(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        body = point.body
-        if body is not None:
-            try:
-                body(*args, **kwargs)
-            except Exception as error:
-                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
-                    point.failed(error)
-                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
-                    pass
-        return function(*args, **kwargs)
-
-    return _like(function, hooked)
-
-
-def _around(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        body, finish = point.body, None
-        if body is not None:
-            try:
-                finish = body(*args, **kwargs)
-            except Exception as error:
-                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
-                    point.failed(error)
-                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
-                    pass
-        if finish is None:
-            return function(*args, **kwargs)
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            finished(finish, None, error)
-            raise
-        try:  # As in `finished`, without its call.
-            finish(result, None)
-        except Exception as error:
-            try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
-                point.failed(error)
-            except RecursionError:  # The engine is that deep already, and has to hear it from itself.
-                pass
-        return result
-
-    def finished(finish: Callable[..., Any], result: Any, raised: BaseException | None) -> None:
-        try:
-            finish(result, raised)
-        except Exception as error:
-            try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
-                point.failed(error)
-            except RecursionError:  # The engine is that deep already, and has to hear it from itself.
-                pass
-
-    return _like(function, hooked)
-
-
-def _arguments(point: HookPoint, function: Callable[..., Any]) -> Callable[..., Any]:
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        body = point.body
-        if body is not None:
-            try:
-                replaced = body(*args, **kwargs)
-                if replaced is not None:
-                    args, kwargs = replaced, {}
-            except Exception as error:
-                try:  # noqa: SIM105 # suppress() is a call more, where there may be no frame left for one.
-                    point.failed(error)
-                except RecursionError:  # The engine is that deep already, and has to hear it from itself.
-                    pass
-        return function(*args, **kwargs)
-
-    return _like(function, hooked)
-
-
-_WRAP: dict[str, Callable[[HookPoint, Callable[..., Any]], Callable[..., Any]]] = {
-    "after": _after,
-    "before": _before,
-    "around": _around,
-    "arguments": _arguments,
-}
-
-
-def _like(function: Callable[..., Any], hooked: Callable[..., Any]) -> Callable[..., Any]:
-    # functools.wraps without its imports' weight; `__wrapped__` keeps inspect.signature right.
-    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
-        if (value := getattr(function, name, None)) is not None:
-            setattr(hooked, name, value)
-    vars(hooked).update(getattr(function, "__dict__", {}))
-    hooked.__wrapped__ = function  # type: ignore[attr-defined]
-    return hooked
 
 
 def _words(error: Exception) -> str:

@@ -23,8 +23,9 @@ _NOT_A_NUMBER = float("nan")
 # OTLP's integers have 64 bits, with a sign; one that has more would keep everything beside it from being exported.
 _TOO_MUCH = 2**63
 
-# Batches of samples that wait for a reader, at the most; a reader comes every few seconds.
-BATCHES = 4096
+# Samples of one histogram that wait to be sorted into its buckets: for a reader, who comes every few seconds, or until
+# there are so many. To sort each when it comes, with none of the bounds in the processor's cache, costs ten times that.
+WAITING = 4096
 
 # Samples that wait to be replayed into somebody else's provider, over all histograms of a process. Not the deque's own
 # ``maxlen``, which would push out the oldest without a word where two threads come to a full queue at once.
@@ -67,11 +68,9 @@ class Histogram:
 
     Attributes:
         bounds: Upper bounds of the buckets, inclusive, ascending; the last bucket is open.
-        counts: Samples per bucket, one more than there are bounds.
-        sum: Sum of the samples, in the metric's unit.
     """
 
-    __slots__ = ("_batches", "_refuse", "bounds", "counts", "sum")
+    __slots__ = ("_counts", "_refuse", "_sum", "_waiting", "bounds")
 
     def __init__(self, bounds: Sequence[float], refuse: Callable[[float], None]) -> None:
         """Args:
@@ -79,54 +78,59 @@ class Histogram:
         refuse: Told of every sample that is negative, infinite or not a number; such samples are not recorded.
         """
         self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum: float = 0.0
+        self._counts = [0] * (len(self.bounds) + 1)
+        self._sum: float = 0.0
         self._refuse = refuse
-        self._batches: deque[Sequence[float]] = deque()
+        self._waiting: deque[float] = deque()
 
     def record(self, sample: float) -> None:
         """Records a finite sample of at least 0."""
         if 0 <= sample < _INFINITY:
-            bucket = bisect_left(self.bounds, sample)
-            self.counts[bucket] += 1
-            self.sum += sample
+            waiting = self._waiting
+            waiting.append(sample)
+            if len(waiting) >= WAITING:
+                self._sort()
         else:
             self._refuse(sample)
 
     def extend(self, samples: Sequence[float]) -> None:
-        """Records the samples that an engine has gathered itself. They are sorted into buckets when somebody reads.
+        """Records the samples that an engine has gathered itself.
 
         Args:
-            samples: As in `record`; copied, since an engine may go on using its list.
+            samples: As in `record`, of which each is looked at when they are sorted; a list or a tuple.
         """
-        self._batches.append(tuple(samples))
-        if len(self._batches) > BATCHES:  # Nobody reads.
+        self._waiting.extend(samples)
+        if len(self._waiting) >= WAITING:
             self._sort()
 
     def _sort(self) -> None:
-        batches = self._batches
-        while batches:
+        waiting, bounds = self._waiting, self.bounds
+        while waiting:
             try:
-                batch = batches.popleft()
+                sample = waiting.popleft()
             except IndexError:  # Another thread took the last one.
                 return
-            for sample in batch:
-                try:
-                    self.record(sample)
-                except TypeError:  # Not a number at all: the rest of its batch is.
-                    self._refuse(_NOT_A_NUMBER)
+            try:
+                good = 0 <= sample < _INFINITY
+            except TypeError:  # Not a number at all.
+                good, sample = False, _NOT_A_NUMBER
+            if good:
+                bucket = bisect_left(bounds, sample)
+                self._counts[bucket] += 1
+                self._sum += sample
+            else:
+                self._refuse(sample)
 
     def read(self) -> tuple[list[int], float]:
-        """Returns the bucket counts and the sum, taken at one moment."""
-        if self._batches:
-            self._sort()
-        return [*self.counts], self.sum  # Not copy(): a call would let a writer in between the two.
+        """Returns the bucket counts, one more than there are bounds, and the sum, taken at one moment."""
+        self._sort()
+        return [*self._counts], self._sum  # Not copy(): a call would let a writer in between the two.
 
     def reset(self) -> None:
         """Starts again from no samples, in a forked child."""
-        self._batches.clear()
-        self.counts = [0] * len(self.counts)
-        self.sum = 0.0
+        self._waiting.clear()
+        self._counts = [0] * len(self._counts)
+        self._sum = 0.0
 
 
 class ReplayedHistogram(Histogram):
@@ -159,18 +163,23 @@ class ReplayedHistogram(Histogram):
         self._dropped = dropped
 
     def extend(self, samples: Sequence[float]) -> None:
-        """Records and queues samples, at once: whoever waits for them does not ask this cell."""
+        """Records and queues samples."""
         for sample in samples:
             self.record(sample)
 
     def record(self, sample: float) -> None:
         """Records a finite sample of at least 0 and queues it."""
-        super().record(sample)
         if 0 <= sample < _INFINITY:
-            if len(self._queue) >= REPLAY_LIMIT:
+            queue, waiting = self._queue, self._waiting
+            if len(queue) >= REPLAY_LIMIT:
                 self._dropped.add(1)
             else:
-                self._queue.append((self, sample))
+                queue.append((self, sample))
+            waiting.append(sample)
+            if len(waiting) >= WAITING:
+                self._sort()
+        else:
+            self._refuse(sample)
 
 
 class Level:

@@ -47,6 +47,10 @@ PER_ROUND = 256
 
 _INFINITY = float("inf")
 
+# A pair that nobody has looked at yet: its events, and where the seconds between them go. The engine's thread reads no
+# clock for it.
+_New = tuple[DeviceEvent, DeviceEvent, "Histogram"]
+
 
 class Harvester:
     """The event pairs of one process that wait for their device, and what becomes of them.
@@ -73,7 +77,7 @@ class Harvester:
         self._deadline_s = deadline_s
         # Whoever takes a pair out owns it until it is settled or put back, so that none is ever read twice. A lane is
         # in here once for each of its pairs: whoever takes it out may ask the one at its head.
-        self._pairs: deque[Pair | Lane] = deque()
+        self._pairs: deque[_New | Pair | Lane] = deque()
         self._reader: _Reader | None = None
         self._starting = threading.RLock()  # A signal handler may flush or stop what it has interrupted.
         self._said: set[str] = set()
@@ -87,7 +91,15 @@ class Harvester:
             end: The event after it, on the same stream. Neither may be recorded again before the pair has been read.
             duration: Where the seconds between the two go.
         """
-        self.hand_over(Pair(start, end, duration))
+        # As `hand_over` does it, with less: a `Pair` is made of it on the harvester's thread.
+        pairs = self._pairs
+        if len(pairs) >= self._limit:
+            self._overflowed.add(1)
+            return
+        pairs.append((start, end, duration))
+        reader = self._reader
+        if reader is None or reader.asleep:
+            self._rouse()
 
     def hand_over(self, pair: Pair, lane: Lane | None = None, deadline_s: float | None = None) -> bool:
         """Hands a pair over that wants to hear what becomes of it, on the engine's thread, as in `add`.
@@ -139,8 +151,15 @@ class Harvester:
         Args:
             timeout_s: As in `flush`. What hangs then ends when it can.
         """
-        if self._pairs:
+        pairs = self._pairs
+        if pairs:
             self._rouse()
+        for _ in range(len(pairs)):  # What comes from now on is another reader's.
+            try:
+                taken = pairs.popleft()
+            except IndexError:
+                break
+            pairs.append(self._dated(taken) if isinstance(taken, tuple) else taken)
         reader, self._reader = self._reader, None  # No other thread can come between the two; see `cells`.
         if reader is not None:
             reader.end(timeout_s)
@@ -193,7 +212,9 @@ class Harvester:
         for _ in range(waiting if at_most is None else min(waiting, at_most)):
             try:
                 taken = pairs.popleft()
-                if isinstance(taken, Pair):
+                if isinstance(taken, tuple):
+                    pair, lane = self._dated(taken), None
+                elif isinstance(taken, Pair):
                     pair, lane = taken, None
                 elif id(taken) in undone:
                     pairs.append(taken)
@@ -219,6 +240,12 @@ class Harvester:
         if stopped is not None and pairs:
             self._rouse()  # They came meanwhile, and are another thread's.
         return len(pairs)
+
+    def _dated(self, new: _New) -> Pair:
+        pair = Pair(*new)
+        pair.added = time.monotonic()
+        pair.until = pair.added + self._deadline_s
+        return pair
 
     def _settle(self, pair: Pair) -> bool:
         """Records a pair that is done; returns whether there is nothing more to ask it."""

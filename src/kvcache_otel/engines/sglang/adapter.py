@@ -212,7 +212,7 @@ class SglangAdapter:
         rows: CacheRows | None = getattr(cache, ROWS, None)
         if rows is not None and rows.host is not None and rows.backup is not None:
             rows.host.backup_done(ack.node_ids)
-            rows.backup.acknowledged(ack)
+            rows.backup.done(ack, ack.num_bytes, ack.num_tokens_by_pool or {})
 
     def load_backs_checked(self, cache: Any, *_: Any, **__: Any) -> Finish | None:
         """`loading_check`: takes the copies that are done from the front of its queue, and says of none that it did."""
@@ -227,7 +227,7 @@ class SglangAdapter:
 
         def checked(_: Any, __: BaseException | None) -> None:
             for ack in waiting[: len(waiting) - len(queue)]:
-                load_back.acknowledged(ack)
+                load_back.done(ack, ack.num_bytes, ack.num_tokens_by_pool or {})
 
         return checked
 

@@ -49,9 +49,11 @@ class DeviceRows:
         """Says that there is a tier below, in which a copy can be missing, and why it may be."""
         self._dropped = {reason: self._probe.dropped(Tier.DEVICE, Pool.KV, reason) for reason in reasons}
 
-    def hold(self) -> None:
-        """Takes over how many blocks the tree holds here."""
-        self._resident.value = (self._evictable() + self._protected()) // self._page
+    def hold(self) -> int:
+        """Takes over how many blocks the tree holds here; returns the slots that are free to be evicted."""
+        evictable = self._evictable()
+        self._resident.value = (evictable + self._protected()) // self._page
+        return evictable
 
     def unknown(self) -> None:
         """Ends what depends on being asked after every step, until it is asked again."""
@@ -87,7 +89,7 @@ def _pools(probe: CacheProbe, cache: Any) -> Iterator[PoolRows]:
     allocator, core = cache.token_to_kv_pool_allocator, cache.tree_core
     size, free = ("size_full", "full_available_size") if cache.supports_swa() else ("size", "available_size")
     device = Tier.DEVICE
-    yield PoolRows(probe, device, Pool.KV, allocator, size=size, free=free, evictable=core.full_evictable_size)
+    yield PoolRows(probe, device, Pool.KV, allocator, size=size, free=free)
     if cache.supports_swa():
         size, free, evictable = "size_swa", "swa_available_size", core.swa_evictable_size
         yield PoolRows(probe, device, Pool.SWA, allocator, size=size, free=free, evictable=evictable)

@@ -57,8 +57,13 @@ class TierRows(Protocol):
         """Its pools."""
         ...
 
-    def hold(self) -> None:
-        """Takes over how many blocks the tree holds there."""
+    def hold(self) -> int | None:
+        """Takes over how many blocks the tree holds there.
+
+        Returns:
+            The slots of its first pool that are free to be evicted; None where SGLang does not tell them from used
+            ones.
+        """
         ...
 
 
@@ -68,12 +73,12 @@ def settle(tiers: Iterable[TierRows]) -> None:
     All of it in one function: this runs in every step, when the processor has long forgotten the one before.
     """
     for tier in tiers:
-        tier.hold()
+        unused = tier.hold()
         for pool in tier.pools:
             asked, evictable = pool.pool, pool.evictable
             try:
                 limit, free = getattr(asked, pool.size), getattr(asked, pool.free)()
-                pool.rows.settle(limit, free, None if evictable is None else evictable())
+                pool.rows.settle(limit, free, unused if evictable is None else evictable())
             except Exception as error:
                 pool.unknown(error)
                 continue

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.sglang import config
 from kvcache_otel.engines.sglang.clock import CopyClock
-from kvcache_otel.record.cells import unread
 from kvcache_otel.semconv import TimingSource
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ FORGOTTEN = 4096
 
 
 # A copy that is on its stream: since when, by `time.monotonic`; events of ours around it, where SGLang does not time
-# it; and the blocks that it pins. A plain tuple: one is made for each.
-_Copy = tuple[float, tuple[Any, Any] | None, int]
+# it; and the slots that it pins, which are counted when somebody reads. A plain tuple: one is made for each.
+_Copy = tuple[float, tuple[Any, Any] | None, Sequence[Any]]
 
 
 class DirectionRows:
@@ -64,10 +66,16 @@ class DirectionRows:
         self._make_route: Callable[[str], Route] = lambda timing: probe.route(source, destination, timing=timing)
         self._routes: dict[str, Route] = {}
         self._counts_active = True
+        self._copies: dict[int, _Copy] = {}
         self._usual = self._route(TimingSource.DEVICE_EVENT if self._clock.ticks else TimingSource.WALL_CLOCK)
         self._ticks = self._clock.ticks
         self._harvest = probe.harvester.add
-        self._active, self._pinned = self._usual.active, self._usual.pins()
+        this = weakref.ref(self)
+        self._usual.ask_active(
+            lambda: None if (rows := this()) is None else rows.active,
+            lambda: None if (rows := this()) is None else rows.pinned,
+            owner=self,
+        )
         self._queue = self._usual.queue() if queued else None
         self._pools: dict[str, _PoolRows] = {}
         self._host_pools = None if config.is_sharded(cache.cache_controller) else cache.host_pool_group.entries
@@ -77,11 +85,24 @@ class DirectionRows:
                 self._pool(name)
         self._refused = refused
         self._requested: list[float] = []
-        self._copies: dict[int, _Copy] = {}
-        self._blocks = 0
         self._retraction: list[tuple[Any, int]] | None = None
-        # Of the copy that is being submitted, one at a time: when it was, the blocks that it pins, an event before it.
-        self._submitting: tuple[float, int, Any] = (0.0, 0, None)
+        # Of the copy that is being submitted, one at a time: when it was, the slots that it pins, an event before it.
+        self._submitting: tuple[float, Sequence[Any], Any] = (0.0, (), None)
+
+    # -- what a reader asks, on its own thread -------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int | None:
+        """Copies that are on their stream; None where not all of them are known."""
+        return len(self._copies) if self._counts_active else None
+
+    @property
+    def pinned(self) -> int | None:
+        """Blocks that they pin."""
+        while self._counts_active:
+            with suppress(RuntimeError):  # A copy has begun or ended meanwhile.
+                return sum(len(slots) // self._page for _, _, slots in list(self._copies.values()))
+        return None
 
     # -- what SGLang does, in its order --------------------------------------------------------------------------------
 
@@ -89,7 +110,7 @@ class DirectionRows:
         """Says that a copy is asked for, and waits to be submitted."""
         if len(self._requested) >= FORGOTTEN:
             self._requested.clear()
-        self._requested.append(time.monotonic())
+        self._requested.append(monotonic())
 
     def requesting(self) -> Finish:
         """Says that a copy is asked for; returns what hears whether there was room for it."""
@@ -106,28 +127,25 @@ class DirectionRows:
 
     def submitting(self, transfers: list[Any]) -> Finish:
         """Says that a copy is put on its stream; returns what hears how that went."""
-        now = time.monotonic()
+        now = monotonic()
         if self._requested and self._retraction is None:
             if self._queue is not None:
                 for since in self._requested:
                     self._queue.record(now - since)
             self._requested.clear()
-        blocks = transfers[0].host_indices.numel() // self._page if transfers else 0
-        self._submitting = now, blocks, self._clock.begin() if self._clock.ours else None
+        slots = transfers[0].host_indices if transfers else ()
+        self._submitting = now, slots, self._clock.begin() if self._clock.ours else None
         return self._submitted if self._retraction is None else self._submitted_apart(transfers)
 
     def _submitted(self, completion: Any, error: BaseException | None) -> None:
         if error is not None:
             self._usual.failures(type(error).__name__).add(1)
             return
-        now, blocks, begun = self._submitting
+        now, slots, begun = self._submitting
         copies = self._copies
         if len(copies) >= FORGOTTEN:
-            self._blocks -= copies.pop(next(iter(copies)))[2]
-        copies[id(completion.finish_event)] = now, None if begun is None else self._clock.end(begun), blocks
-        self._blocks += blocks
-        self._active.value = len(copies)
-        self._pinned.value = self._blocks
+            del copies[next(iter(copies))]
+        copies[id(completion.finish_event)] = now, None if begun is None else self._clock.end(begun), slots
 
     def _submitted_apart(self, transfers: list[Any]) -> Finish:
         def submitted(completion: Any, error: BaseException | None) -> None:
@@ -137,56 +155,16 @@ class DirectionRows:
 
         return submitted
 
-    def acknowledged(self, ack: Any) -> None:
-        """Counts a copy that the scheduler found done; it has waited for the events."""
-        self._done(ack, ack.num_bytes, ack.num_tokens_by_pool or {})
-
-    def retracting(self, backup: Any = None) -> Finish:
-        """Says that a retracted request is copied; returns what hears how that went.
+    def done(self, timed: Any, moved: int, tokens: dict[Any, int]) -> None:
+        """Counts a copy that somebody has waited for.
 
         Args:
-            backup: What is copied back, where it is; else the result says what was copied.
+            timed: SGLang's acknowledgement or completion of it, with its events.
+            moved: Bytes.
+            tokens: Tokens, by SGLang's name of the pool.
         """
-        self._retraction = []
-
-        def copied(result: Any, error: BaseException | None) -> None:
-            completions, self._retraction = self._retraction or [], None
-            for completion, moved in completions:
-                if error is not None:
-                    self._given_up(completion)
-                    self._usual.failures(type(error).__name__).add(1)
-                else:
-                    self._done(completion, moved, _tokens_by_pool(backup or result))
-
-        return copied
-
-    def reset(self) -> None:
-        """Says that the cache has forgotten what was asked for and what is under way."""
-        self._requested.clear()
-        if self._copies:
-            self._usual.failures(RESET).add(len(self._copies))
-            self._copies.clear()
-            self._blocks = self._active.value = self._pinned.value = 0
-
-    def active_unknown(self) -> None:
-        """Ends the rows of what is active: not every copy's beginning and end is told any more."""
-        self._counts_active = False
-        pinned = self._pinned
-        self._active, self._pinned = unread(), unread()  # First: a copy may begin on another thread meanwhile.
-        pinned.set(None)
-        for route in list(self._routes.values()):
-            route.active.set(None)
-
-    # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _done(self, timed: Any, moved: int, tokens: dict[Any, int]) -> None:
         finish = timed.finish_event
-        copies = self._copies
-        copy = copies.pop(id(finish), None)
-        if copy is not None:
-            self._blocks -= copy[2]
-            self._active.value = len(copies)
-            self._pinned.value = self._blocks
+        copy = self._copies.pop(id(finish), None)
         route = self._usual
         if timed.timing_enabled and self._ticks:
             self._harvest(timed.start_event, finish, route.duration)
@@ -200,6 +178,40 @@ class DirectionRows:
             if pool.moved is not None:
                 pool.moved.add(count * pool.host_pool.size_per_token)
 
+    def retracting(self, backup: Any = None) -> Finish:
+        """Says that a retracted request is copied; returns what hears how that went.
+
+        Args:
+            backup: What is copied back, where it is; else the result says what was copied.
+        """
+        self._retraction = []
+
+        def copied(result: Any, error: BaseException | None) -> None:
+            completions, self._retraction = self._retraction or [], None
+            for completion, moved in completions:
+                if error is not None:
+                    self._copies.pop(id(completion.finish_event), None)
+                    self._usual.failures(type(error).__name__).add(1)
+                else:
+                    self.done(completion, moved, _tokens_by_pool(backup or result))
+
+        return copied
+
+    def reset(self) -> None:
+        """Says that the cache has forgotten what was asked for and what is under way."""
+        self._requested.clear()
+        if self._copies:
+            self._usual.failures(RESET).add(len(self._copies))
+            self._copies.clear()
+
+    def active_unknown(self) -> None:
+        """Ends the rows of what is active: not every copy's beginning and end is told any more."""
+        self._counts_active = False
+        for route in list(self._routes.values()):
+            route.active.set(None)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
     def _ended(self, copy: _Copy | None) -> Route:
         """Times a copy that SGLang has not timed; returns the rows that it belongs to."""
         if copy is not None and copy[1] is not None:
@@ -208,15 +220,8 @@ class DirectionRows:
         else:
             route = self._route(TimingSource.WALL_CLOCK)
             if copy is not None:
-                route.duration.record(time.monotonic() - copy[0])
+                route.duration.record(monotonic() - copy[0])
         return route
-
-    def _given_up(self, timed: Any) -> None:
-        copy = self._copies.pop(id(timed.finish_event), None)
-        if copy is not None:
-            self._blocks -= copy[2]
-            self._active.value = len(self._copies)
-            self._pinned.value = self._blocks
 
     def _route(self, timing: str) -> Route:
         route = self._routes.get(timing)
