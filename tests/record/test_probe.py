@@ -524,3 +524,39 @@ def test_row_of_a_pool_ends_with_the_pool(told: Told) -> None:
 def test_accounting_error_told_by_an_adapter_counts_under_its_reason(told: Told) -> None:
     told.probe.accounting_error(semconv.Reason.RECOUNT)
     assert told.accounting_errors() == {"recount": 1}
+
+
+class Copies:
+    """What is under way, as an adapter may keep it."""
+
+    def __init__(self) -> None:
+        self.active: int | None = 3
+        self.pinned: int | None = 24
+
+    def forget(self) -> None:
+        self.active = self.pinned = 0
+
+
+def test_what_is_under_way_is_asked_when_it_is_read_and_ends_with_who_knows(told: Told) -> None:
+    copies = Copies()
+    route = told.probe.route("device", "host")
+    route.ask(copies)
+    assert told.rows("kvcache.transfer.active") == {"device host": 3}
+    assert told.rows("kvcache.transfer.active.blocks") == {"device host": 24}
+    copies.active = 2
+    assert told.rows("kvcache.transfer.active") == {"device host": 2}
+    del copies
+    assert told.rows("kvcache.transfer.active.blocks") == {}
+    assert told.rows("kvcache.transfer.active") == {"device host": 0}  # Of the route itself.
+
+
+def test_a_forked_child_has_nothing_of_its_parents_pools_and_transfers(told: Told) -> None:
+    copies = Copies()
+    told.probe.route("device", "host").ask(copies)
+    pool = told.probe.pool("device", "kv")
+    pool.settle(limit=100, free=30)
+    told.recorder.reset()
+    assert (copies.active, copies.pinned) == (0, 0)
+    assert (usage(told), told.rows("kvcache.limit")) == ({}, {})
+    pool.settle(limit=100, free=40)
+    assert usage(told) == {"used": 60, "free": 40}

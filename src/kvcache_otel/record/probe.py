@@ -6,7 +6,8 @@ zero. In the engine's hot path it calls the methods of those rows: each is one c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Protocol
 
 from kvcache_otel import semconv
 from kvcache_otel.semconv import LookupMode, LookupResult, Reason, State, TimingSource
@@ -127,10 +128,16 @@ class CacheProbe:
         return self.level(semconv.BLOCK_SIZE, {semconv.KVCACHE_TIER: tier})
 
     def observe(
-        self, spec: MetricSpec, labels: Labels, read: Callable[[], int | float | None], *, owner: object = None
+        self,
+        spec: MetricSpec,
+        labels: Labels,
+        read: Callable[[], int | float | None],
+        *,
+        owner: object = None,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         """Adds a gauge row that is asked when it is collected; see `Recorder.observe`."""
-        self._recorder.observe(spec, labels, read, owner=owner, identity=self.identity)
+        self._recorder.observe(spec, labels, read, owner=owner, identity=self.identity, forget=forget)
 
     def accounting_error(self, reason: str, times: int = 1) -> None:
         """Counts bookkeeping that contradicted itself, so many times."""
@@ -305,15 +312,25 @@ class Route:
         labels = {key: value for key, value in self._labels.items() if key != semconv.KVCACHE_TIER_NAME}
         return {**labels, semconv.KVCACHE_POOL: pool}
 
-    def ask_active(self, active: Callable[[], int | None], pinned: Callable[[], int | None], *, owner: object) -> None:
+    def ask(self, owner: UnderWay) -> None:
         """Lets somebody be asked what is under way when it is collected, in place of being told each time.
 
         Args:
-            active: Returns the transfers begun and not finished; None where nobody can say.
-            pinned: Returns the blocks of the nearer tier that they pin.
-            owner: The rows end when this object is gone.
+            owner: Whom; the rows end when it is gone.
         """
-        self._probe.observe(semconv.TRANSFER_ACTIVE, self._labels, active, owner=owner)
+        this = weakref.ref(owner)
+
+        def active() -> int | None:
+            return None if (asked := this()) is None else asked.active
+
+        def pinned() -> int | None:
+            return None if (asked := this()) is None else asked.pinned
+
+        def forget() -> None:
+            if (asked := this()) is not None:
+                asked.forget()
+
+        self._probe.observe(semconv.TRANSFER_ACTIVE, self._labels, active, owner=owner, forget=forget)
         self._probe.observe(semconv.TRANSFER_ACTIVE_BLOCKS, self._labels, pinned, owner=owner)
 
     def pins(self) -> Level:
@@ -322,6 +339,24 @@ class Route:
             self.pinned = self._probe.level(semconv.TRANSFER_ACTIVE_BLOCKS, self._labels)
             self.pinned.set(0)
         return self.pinned
+
+
+class UnderWay(Protocol):
+    """What knows which transfers of one direction are under way."""
+
+    @property
+    def active(self) -> int | None:
+        """Transfers begun and not finished; None where nobody can say."""
+        ...
+
+    @property
+    def pinned(self) -> int | None:
+        """Blocks of the nearer tier that they pin."""
+        ...
+
+    def forget(self) -> None:
+        """Forgets them, in a forked child."""
+        ...
 
 
 class Prefetches:
@@ -357,27 +392,56 @@ class Prefetches:
         return self._probe.counter(semconv.PREFETCH_DEFERRED_TOKENS, {**self._labels, semconv.KVCACHE_REASON: reason})
 
 
-class Pool:
-    """What a pool holds and can hold, in tokens.
+# A pool's limit, what is free of it and what is evictable.
+_Told = tuple[int, int, int | None]
 
-    Attributes:
-        limit: The pool's size.
-        used: Referenced by a request or pinned by a transfer.
-        evictable: Held, and free to be evicted.
-        free: Holding nothing.
+
+def _limit(told: _Told) -> int:
+    return told[0]
+
+
+def _used(told: _Told) -> int:
+    limit, free, evictable = told
+    return min(limit - free - (evictable or 0), limit)
+
+
+def _evictable(told: _Told) -> int | None:
+    return told[2]
+
+
+def _free(told: _Told) -> int:
+    return told[1]
+
+
+class Pool:
+    """What a pool holds and can hold, in tokens: used (referenced by a request or pinned by a transfer), evictable and
+    free. It is told often and read seldom, so what follows from the numbers is worked out when they are read.
     """
 
-    __slots__ = ("_balanced", "_probe", "evictable", "free", "limit", "used")
+    __slots__ = ("__weakref__", "_balanced", "_probe", "_told")
 
     def __init__(self, probe: CacheProbe, tier: str, pool: str) -> None:
         self._probe = probe
         self._balanced = True
+        self._told: _Told | None = None
         labels: Labels = {semconv.KVCACHE_TIER: tier, semconv.KVCACHE_POOL: pool}
-        state = semconv.KVCACHE_STATE
-        self.limit = probe.level(semconv.LIMIT, labels)
-        self.used = probe.level(semconv.USAGE, {**labels, state: State.USED})
-        self.evictable = probe.level(semconv.USAGE, {**labels, state: State.EVICTABLE})
-        self.free = probe.level(semconv.USAGE, {**labels, state: State.FREE})
+        self._row(semconv.LIMIT, labels, _limit)
+        for state, read in ((State.USED, _used), (State.EVICTABLE, _evictable), (State.FREE, _free)):
+            self._row(semconv.USAGE, {**labels, semconv.KVCACHE_STATE: state}, read)
+
+    def _row(self, spec: MetricSpec, labels: Labels, read: Callable[[_Told], int | None]) -> None:
+        this = weakref.ref(self)
+
+        def value() -> int | None:
+            told = None if (pool := this()) is None else pool._told
+            number = None if told is None else read(told)
+            return None if number is None else max(number, 0)
+
+        def forget() -> None:
+            if (pool := this()) is not None:
+                pool.forget()
+
+        self._probe.observe(spec, labels, value, owner=self, forget=forget)
 
     def settle(self, limit: int, free: int, evictable: int | None = None) -> None:
         """Tells what the pool holds now; what is neither free nor evictable is used.
@@ -391,24 +455,18 @@ class Pool:
             evictable: Tokens held and free to be evicted; None where the engine does not tell them from free ones, or
                 from used ones.
         """
-        used = limit - free - (evictable or 0)
-        if used < 0 or free < 0 or (evictable or 0) < 0:
+        held = evictable or 0
+        if limit - free < held or free < 0 or held < 0:
             if self._balanced:
                 self._probe.accounting_error(Reason.CONSERVATION)
-            limit, free = max(limit, 0), max(free, 0)
-            evictable = None if evictable is None else max(evictable, 0)
-            used = min(max(used, 0), limit)
-            self._balanced = False
+                self._balanced = False
         elif not self._balanced:
             self._balanced = True
-        self.limit.value = limit
-        self.free.value = free
-        self.evictable.value = evictable
-        self.used.value = used
+        self._told = limit, free, evictable
 
     def forget(self) -> None:
         """Ends the rows, while what the pool holds is not known."""
-        self.limit.value = self.free.value = self.evictable.value = self.used.value = None
+        self._told = None
 
 
 def _tier(tier: str, name: str | None) -> Labels:

@@ -58,6 +58,7 @@ class Reader(NamedTuple):
     read: Callable[[], int | float | None]
     alive: Callable[[], object]
     failed: list[str]
+    forget: Callable[[], None]
 
 
 class _Series:
@@ -158,6 +159,7 @@ class Recorder:
         *,
         owner: object = None,
         identity: Identity | None = None,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         """Adds a value that is asked when it is collected, on the reader's thread: `read` must be cheap and harmless.
 
@@ -167,6 +169,7 @@ class Recorder:
             read: Returns the value, or None where there is none now.
             owner: The row ends when this object is gone; None for a row that lasts.
             identity: As in the other binding methods.
+            forget: Called in a forked child, for a value that is about its parent.
         """
         series = self._series(spec, labels, identity)
         if isinstance(series, Counter):
@@ -175,7 +178,7 @@ class Recorder:
         alive: Callable[[], object] = weakref.ref(owner) if owner is not None else lambda: True
         with self._lock:
             living = [other for other in series.readers if other.alive() is not None]
-            series.readers = [*living, Reader(read, alive, [])]
+            series.readers = [*living, Reader(read, alive, [], forget)]
 
     def end(self, key: str, value: str | int) -> None:
         """Ends every row that has this value for an attribute; what is written to its cells from now on is lost."""
@@ -263,6 +266,8 @@ class Recorder:
                 for reference in series.levels:
                     if (level := reference()) is not None:
                         level.reset()
+                for reader in series.readers:
+                    reader.forget()
         if self.replayed is not None:
             self.replayed.clear()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
@@ -70,12 +69,7 @@ class DirectionRows:
         self._usual = self._route(TimingSource.DEVICE_EVENT if self._clock.ticks else TimingSource.WALL_CLOCK)
         self._ticks = self._clock.ticks
         self._harvest = probe.harvester.add
-        this = weakref.ref(self)
-        self._usual.ask_active(
-            lambda: None if (rows := this()) is None else rows.active,
-            lambda: None if (rows := this()) is None else rows.pinned,
-            owner=self,
-        )
+        self._usual.ask(self)
         self._queue = self._usual.queue() if queued else None
         self._pools: dict[str, _PoolRows] = {}
         self._host_pools = None if config.is_sharded(cache.cache_controller) else cache.host_pool_group.entries
@@ -103,6 +97,10 @@ class DirectionRows:
             with suppress(RuntimeError):  # A copy has begun or ended meanwhile.
                 return sum(len(slots) // self._page for _, _, slots in list(self._copies.values()))
         return None
+
+    def forget(self) -> None:
+        """Forgets them, in a forked child."""
+        self._copies.clear()
 
     # -- what SGLang does, in its order --------------------------------------------------------------------------------
 
