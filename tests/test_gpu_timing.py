@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from benchmarks.gpu_claims import Alone, Figures, claims, table
 from benchmarks.gpu_device import TO_DEVICE, TO_HOST, WAYS
 from benchmarks.gpu_timing import EARLY_ROUNDS, Benchmark, main

@@ -116,7 +116,7 @@ class Instrumentation:
 
     def detach(self) -> None:
         """Gives every engine its own functions back and ends exporting; a second call does nothing."""
-        generic: Any = sys.modules.get("kvcache_otel.engines.generic.instrument")
+        generic: Any = sys.modules.get("kvcache_otel.engines.generic.handle")
         if generic is not None:
             generic.remove_all()
         with self._lock:

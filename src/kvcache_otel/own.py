@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from kvcache_otel.engines.generic.facts import Fact
     from kvcache_otel.engines.generic.gauges import Gauges
-    from kvcache_otel.engines.generic.instrument import Instrumented, Methods
+    from kvcache_otel.engines.generic.handle import Instrumented
+    from kvcache_otel.engines.generic.instrument import Methods
     from kvcache_otel.engines.generic.rows import Pools
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Transfer(Pair):
-    """One transfer that has begun. Made by `Transfers.begin`; ends by `end`, or as a context manager with its block.
+    """One transfer that has begun. Made by `Transfers.begin` or `transfer`; ends by `end`, or with its block.
 
     What is not known before can be set inside the block, as attributes. A block that raises is a transfer that failed.
 

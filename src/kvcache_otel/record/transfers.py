@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.record.cells import unread
@@ -43,7 +43,8 @@ class Transfers:
     """One direction of one cache. Setting it up may raise; from then on nothing does.
 
     Example:
-        >>> with transfers.begin(bytes=block.nbytes, tokens={"kv": 64}, stream=side_stream):
+        >>> copies = kvcache_otel.transfers("device", "host", cache="MyCache", timing="device_event")
+        >>> with copies.transfer(bytes=block.nbytes, tokens={"kv": 64}, stream=side_stream):
         ...     host.copy_(device, non_blocking=True)
     """
 
@@ -75,11 +76,15 @@ class Transfers:
         limit: Transfers that may be under way, as far as they are looked after.
 
         Raises:
-            ValueError: A tier, a pool or a kind of timing that the catalogue does not have, or no time at all to wait.
+            ValueError: A tier, a pool or a kind of timing that the catalogue does not have, one tier as both, or no
+                time at all to wait.
+            TypeError: What makes events cannot be called.
         """
         tier = semconv.KVCACHE_TIER
         self._where = f"{declared(tier, source)} to {declared(tier, destination)}"
         declared(semconv.KVCACHE_TIMING_SOURCE, timing)
+        if source == destination:
+            raise ValueError(f"a copy from {source} to {destination} is none between tiers")
         pools = tuple(pools)
         if not pools:
             raise ValueError("name the pools whose tokens move: at least one of them")
@@ -95,7 +100,9 @@ class Transfers:
         }
         self._first_pool = pools[0]
         self._queue: Histogram | None = self._usual.queue() if queued else None
-        self._make_event = make_event
+        self._make_event: Callable[[], Any] | None = None
+        if make_event is not None:
+            self.make_events_by(make_event)
         self._deadline_s = deadline_s
         self._limit = limit
         # All that have begun, until they are seen to have ended or are overdue; and those that end by a key.
@@ -115,6 +122,19 @@ class Transfers:
         # Adds nothing to what is active: whoever wants to know that also wants to know what is overdue.
         probe.observe(semconv.TRANSFER_ACTIVE, labels, lambda: _look_after(this()), owner=self)
 
+    def make_events_by(self, make_event: Callable[[], Any]) -> None:
+        """Says what makes an event with timing, for a device that torch does not know by name.
+
+        Raises:
+            TypeError: It cannot be called.
+            ValueError: They are made in another way already.
+        """
+        if not callable(make_event):
+            raise TypeError("make_event= must be a callable that makes an event")
+        if self._make_event not in (None, make_event):
+            raise ValueError(f"events of transfers from {self._where} are made by another make_event= already")
+        self._make_event = make_event
+
     # -- in the engine's hot path --------------------------------------------------------------------------------------
 
     def begin(
@@ -126,7 +146,7 @@ class Transfers:
         requested: float | None = None,
         key: Hashable | None = None,
     ) -> Transfer:
-        """Says that a transfer begins. Never raises.
+        """Says that a transfer begins: the first half of a pair, whose other is `end`. Never raises.
 
         Args:
             bytes: Bytes that it moves, where that is known already.
@@ -160,6 +180,9 @@ class Transfers:
             self.broken(error)
         self._active.add(1)
         return transfer
+
+    transfer = begin
+    """The same, in the words of a block: ``with copies.transfer(bytes=4096): …`` lasts as long as the transfer."""
 
     def end(
         self,
@@ -339,11 +362,11 @@ class Transfers:
             self._count_tokens(transfer.tokens)
         transfer.before = transfer.after = transfer.events = None  # Whoever keeps it keeps none of the device's.
 
-    def _count_tokens(self, tokens: Tokens) -> None:
+    def _count_tokens(self, tokens: Any) -> None:
         if type(tokens) is int or not isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
-            self._tokens[self._first_pool].add(operator.index(tokens))  # type: ignore[arg-type]
+            self._tokens[self._first_pool].add(operator.index(tokens))
             return
-        for pool, count in tokens.items():
+        for pool, count in cast("Mapping[str, int]", tokens).items():
             counter = self._tokens.get(pool)
             if counter is None:
                 self._probe.lost(Reason.OTHER)

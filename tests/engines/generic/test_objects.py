@@ -226,19 +226,65 @@ def test_a_frozen_object_can_be_wrapped_and_given_back(exported: Exported) -> No
     assert vars(owner) == {"name": "x"}
 
 
-@pytest.mark.parametrize(
-    "clone", [copy.deepcopy, lambda owner: pickle.loads(pickle.dumps(owner))], ids=["deep", "pickle"]
-)
-def test_a_copy_of_an_object_acts_on_itself(exported: Exported, clone: Any) -> None:
-    owner = Plain()
+CLONES = {
+    "shallow": copy.copy,
+    "deep": copy.deepcopy,
+    "pickle": lambda owner: pickle.loads(pickle.dumps(owner)),
+    "old pickle": lambda owner: pickle.loads(pickle.dumps(owner, protocol=2)),
+}
+
+
+class WithSlots(Plain):
+    """One whose state is more than its dict."""
+
+    __slots__ = ("more",)
+
+
+class WithState(Plain):
+    """One that says itself what its state is, and makes more of it."""
+
+    def __getstate__(self) -> Any:
+        return {**vars(self), "extra": 1}
+
+
+@pytest.mark.parametrize("clone", CLONES.values(), ids=list(CLONES))
+@pytest.mark.parametrize("kind", [Plain, WithSlots, WithState])
+def test_a_copy_of_an_object_acts_on_itself_and_has_nothing_of_ours(
+    exported: Exported, kind: type[Plain], clone: Any
+) -> None:
+    owner = kind()
+    if kind is WithSlots:
+        owner.more = 7  # type: ignore[attr-defined]
     instrument(owner, exported)
     other = clone(owner)
+    del owner.calls[:]
+    other.calls = []
     other.write(4)
     assert (owner.calls, other.calls) == ([], [(4, 2)])
+    assert vars(other).keys() - {"extra"} == {"calls", "blocks"}
+    assert getattr(other, "more", 7) == 7
     assert tokens(exported) == 0
     instrument(other, exported)
     other.write(1)
     assert tokens(exported) == 2
+
+
+def test_a_copy_has_the_functions_that_its_original_had_of_its_own(exported: Exported) -> None:
+    owner = Plain()
+    owner.write = abs  # type: ignore[method-assign,assignment]
+    instrument(owner, exported, methods={"write": kv.Eviction(tokens=1)})
+    assert vars(copy.copy(owner))["write"] is abs
+
+
+def test_a_copy_of_one_that_cannot_be_copied_fails_as_it_did(exported: Exported) -> None:
+    class Own(Plain):
+        def __reduce__(self) -> Any:
+            raise TypeError("cannot pickle 'Own'")
+
+    owner = Own()
+    instrument(owner, exported)
+    with pytest.raises(TypeError, match="cannot pickle 'Own'"):
+        copy.copy(owner)
 
 
 def test_a_call_in_which_nothing_happened_leaves_no_trace(exported: Exported) -> None:
@@ -390,7 +436,7 @@ def test_what_an_object_lacks_is_reported_and_has_no_rows(
     assert exported.rows.values(semconv.EVICTION_TOKENS) == {}
     assert exported.rows.value(semconv.TELEMETRY_HOOK_ATTACHED, hook=name) == 0
     assert exported.rows.value(semconv.TELEMETRY_HOOK_ATTACHED, hook="write") == 1
-    assert vars(owner).keys() == {"calls", "blocks", "write", "_kvcache_otel"}
+    assert vars(owner).keys() == {"calls", "blocks", "write", "__reduce_ex__", "_kvcache_otel"}
 
 
 def test_a_gauge_that_an_object_lacks_is_reported_and_has_no_row(exported: Exported) -> None:

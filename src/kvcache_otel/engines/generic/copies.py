@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.engines.generic.facts import Fact, optional
+from kvcache_otel.engines.generic.facts import Fact, caught, optional
 from kvcache_otel.semconv import Tier, TimingSource
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Copy(Fact):
             raise TypeError(f"one of {'=, '.join(clocks)}= tells how long a copy took, not all of them")
         if self.key is not None and clocks:
             raise TypeError(f"a copy with key= is timed by its CopiesDone, not by {clocks[0]}=")
+        if self.requested is not None and not callable(self.requested):
+            raise TypeError("requested= must be a callable of the call")
 
     def lost(self, rows: Rows, *, aside: bool) -> None:
         if aside:  # Of one that was missed, the beginning was taken back.
@@ -94,10 +96,12 @@ class Copy(Fact):
                         transfers.waited(transfer.began - since)
                     if raised is not None:
                         transfer.end(error=raised)
-                    elif error is not None and (wrong := error(result, call)) is not None:
-                        transfer.end(error=wrong)
+                    elif error is not None and (failure := error(result, call)) is not None:
+                        transfer.end(error=failure)
                     else:
                         transfer.bytes, transfer.tokens = moved(result, call), tokens(result, call)
+                        if transfer.tokens is None:
+                            raise TypeError("tokens= gave None")
                         if key is not None:
                             transfers.keep(transfer, key(result, call))
                         else:
@@ -106,9 +110,9 @@ class Copy(Fact):
                                 events=None if events is None else events(result, call),
                                 lent=lent,
                             )
-                except BaseException:
+                except BaseException as wrong:
                     transfer.cancel()  # It is not known what it was; that something is wrong is counted by the hook.
-                    raise
+                    raise caught(wrong) from None
 
             return ended
 

@@ -95,6 +95,16 @@ def optional(given: Any) -> Callable[[Any, Call], Any] | None:
     return None if given is None else reading(given, "")
 
 
+def caught(error: BaseException) -> BaseException:
+    """Returns what to raise in place of what a reader has raised, so that a hook may catch it.
+
+    A panic of Rust code, say, is no `Exception`, and would get through to the engine. What signal handlers raise may.
+    """
+    if isinstance(error, Exception | SystemExit | KeyboardInterrupt):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {printable(error)}")
+
+
 def check_reasons(spec: MetricSpec, reasons: tuple[str, ...]) -> tuple[str, ...]:
     """Returns reasons that a metric has.
 

@@ -111,15 +111,14 @@ class Rows:
         queued: bool = False,
         make_event: Callable[[], Any] | None = None,
     ) -> Transfers:
-        """Returns the transfers of one direction; see `Transfers`. The first that asks says how they are timed.
+        """Returns the transfers of one direction; see `Transfers`. The first that asks says how most are timed.
 
         Raises:
-            ValueError: A tier was not declared, or both are the same.
+            ValueError: A tier was not declared, or both are the same, or events of one direction are made in two ways.
+            TypeError: What makes events cannot be called.
         """
         pools = self.tiers.of(source, "source")
         self.tiers.of(destination, "destination")
-        if source == destination:
-            raise ValueError(f"a copy from {source} to {destination} is none between tiers")
         transfers = self._transfers.get((source, destination))
         if transfers is None:
             transfers = self._transfers[source, destination] = Transfers(
@@ -133,6 +132,8 @@ class Rows:
                 make_event=make_event,
                 deadline_s=self.deadline_s,
             )
+        elif make_event is not None:
+            transfers.make_events_by(make_event)
         return transfers
 
     @property
@@ -170,13 +171,14 @@ class Rows:
                 amount = operator.index(tokens)
                 first.add(amount)
                 return amount
-            total = 0
             by_pool = cast("Mapping[str, Any]", tokens)
-            for pool, count in by_pool.items():
+            amounts = [(pool, operator.index(count)) for pool, count in by_pool.items()]  # All of them, or none.
+            total = 0
+            for pool, amount in amounts:
                 if (known := counters.get(pool)) is None:
                     self.undeclared(f"the pool {printable(pool)!r} of the {tier} tier")
                     continue
-                known.add(amount := operator.index(count))
+                known.add(amount)
                 total += amount
             return total
 

@@ -1,0 +1,87 @@
+"""A hook of one fact on one object's method: what it reads, and what is exported of it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel import semconv
+from kvcache_otel.engines.generic.call import Call, Parameters
+from kvcache_otel.engines.generic.facts import Fact, caught
+from kvcache_otel.engines.generic.objects import Found, ObjectPoint
+from kvcache_otel.engines.hooks import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvcache_otel.engines.generic.facts import Begin, Tell
+    from kvcache_otel.engines.generic.rows import Rows
+    from kvcache_otel.engines.hooks import Finish
+
+
+def make_point(rows: Rows, name: str, fact: Fact, several: bool, method: Found | str) -> ObjectPoint:
+    """Returns the hook of a fact.
+
+    Args:
+        rows: What the fact writes to.
+        name: The method's name.
+        fact: The fact.
+        several: Whether the method tells others too.
+        method: The method, or why there is none: then the hook reads nothing, and has no rows but its own.
+    """
+    kind = type(fact).__name__
+    called = f"{name}.{kind}" if several else name
+    moment = "around" if type(fact).begin is not Fact.begin else "after"
+    hook = Hook(name=called, target=f":{name}", body=kind, fact=fact.WHAT, moment=moment)
+    labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: called}
+    point = ObjectPoint(
+        hook,
+        rows.probe.counter(semconv.TELEMETRY_ERRORS, labels),
+        lambda aside: fact.lost(rows, aside=aside),
+    )
+    if isinstance(method, Found):
+        point.reads(_body(rows, fact, Parameters(method.bound)))
+    return point
+
+
+def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
+    """Has it exported whether a hook is in place, for as long as there is who has it.
+
+    Args:
+        rows: The rows of its cache.
+        point: The hook.
+        owner: Who has it.
+    """
+    labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: point.hook.name}
+    this = weakref.ref(owner)
+
+    def attached() -> int | None:
+        return None if this() is None or point.state == "detached" else int(point.state == "attached")
+
+    rows.probe.observe(semconv.TELEMETRY_HOOK_ATTACHED, labels, attached, owner=owner)
+
+
+def _body(rows: Rows, fact: Fact, parameters: Parameters) -> Callable[..., Any]:
+    """Returns what reads a fact, as a hook calls it: with the object first among the arguments."""
+    begin = fact.begin(rows)
+    return _telling(fact.tell(rows), parameters) if begin is None else _beginning(begin, parameters)
+
+
+def _telling(tell: Tell, parameters: Parameters) -> Callable[..., None]:
+    def told(result: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            tell(result, Call(owner, parameters, args, kwargs))
+        except BaseException as error:
+            raise caught(error) from None
+
+    return told
+
+
+def _beginning(begin: Begin, parameters: Parameters) -> Callable[..., Finish | None]:
+    def begun(owner: Any, *args: Any, **kwargs: Any) -> Finish | None:
+        try:
+            return begin(Call(owner, parameters, args, kwargs))
+        except BaseException as error:
+            raise caught(error) from None
+
+    return begun
