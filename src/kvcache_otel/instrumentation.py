@@ -93,13 +93,20 @@ class Instrumentation:
             identity: The cache's.
             meter_provider: The provider to use; None for the one that `attach` was given, the process's own, or one
                 made from the environment.
+
+        Raises:
+            TypeError: That is none.
         """
         if not _counts_exactly():
             self._warn("not instrumented: this Python has no global lock, without which counts are lost")
             return None
+        from opentelemetry.metrics import MeterProvider
+
         from kvcache_otel.export.settings import Settings
         from kvcache_otel.runtime import Runtime
 
+        if not isinstance(meter_provider, MeterProvider | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"meter_provider= must be a MeterProvider, and not a {type(meter_provider).__name__}")
         with self._lock:
             settings = self._settings or Settings.from_environ(os.environ)
             if settings.forbidden:

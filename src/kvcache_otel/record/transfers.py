@@ -80,15 +80,16 @@ class Transfers:
                 time at all to wait.
             TypeError: What makes events cannot be called.
         """
-        tier = semconv.KVCACHE_TIER
-        self._where = f"{declared(tier, source)} to {declared(tier, destination)}"
+        declared(semconv.KVCACHE_SOURCE_TIER, source)
+        declared(semconv.KVCACHE_DESTINATION_TIER, destination)
+        self._where = f"{source} to {destination}"
         declared(semconv.KVCACHE_TIMING_SOURCE, timing)
         if source == destination:
             raise ValueError(f"a copy from {source} to {destination} is none between tiers")
         pools = tuple(pools)
         if not pools:
             raise ValueError("name the pools whose tokens move: at least one of them")
-        if not 0 < deadline_s < _INFINITY:
+        if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
             raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
         self._probe, self._harvester = probe, probe.harvester
         self._make_route: Callable[[str], Route] = lambda of: probe.route(source, destination, name=name, timing=of)

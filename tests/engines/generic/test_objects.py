@@ -348,7 +348,7 @@ FAULTS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (Plain(), {"tiers": {"none": "kv"}}, ValueError, "'none'"),
     (Plain(), {"tiers": {"device": "kv"}}, ValueError, "'host' was not declared"),
     (Plain(), {"names": {"peer": "x"}}, ValueError, "'peer' was not declared"),
-    (Plain(), {"methods": {"write": 3}}, TypeError, "int"),
+    (Plain(), {"methods": {"write": 3}}, TypeError, "no fact"),
     (Plain(), {"methods": {"write": [WRITE, 3]}}, TypeError, "no fact"),
     (Plain(), {"methods": {"write": kv.Drop(tokens=1, reason="boredom")}}, ValueError, "'boredom'"),
     (
@@ -666,7 +666,7 @@ def test_what_was_not_declared_is_counted_and_said_once(exported: Exported, line
         "write": [
             kv.Eviction(tokens={"mamba": 5, "kv": 1}),
             kv.Admission(prompt=100, served={"device": 10, "peer": 20}),
-            kv.Drop(tier="host", tokens=-3, reason=lambda *_: "whim", reasons=("pool_full",)),
+            kv.Drop(tier="host", tokens=lambda *_: -3, reason=lambda *_: "whim", reasons=("pool_full",)),
         ]
     }
     instrument(owner, exported, methods=facts)

@@ -49,12 +49,14 @@ class Gauge:
 
         Raises:
             TypeError: One of them is no quantity.
+            ValueError: One that is always so is negative, or no number.
         """
         for quantity in quantities:
-            if not (callable(quantity) or type(quantity) in (int, float, str)):
-                raise TypeError(
-                    f"{what}: {printable(quantity)!r} is no number, no name of an attribute and no callable"
-                )
+            if not callable(quantity) and type(quantity) not in (int, float, str):
+                said = printable(quantity)
+                raise TypeError(f"{what}: {said!r} is no number, no name of an attribute and no callable")
+            if isinstance(quantity, int | float) and not 0 <= quantity < _INFINITY:
+                raise ValueError(f"{what}: {quantity} is no quantity")
         self._probe = probe
         self._object = weakref.ref(owner)
         self.what = what

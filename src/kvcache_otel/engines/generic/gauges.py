@@ -7,10 +7,12 @@ of the object. It must be cheap, and harmless on another thread than the engine'
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
+from kvcache_otel.engines.generic import faults
 from kvcache_otel.engines.generic.asking import Gauge, Quantity, Row, balance, first, second, third
+from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import State, View
 
 if TYPE_CHECKING:
@@ -57,6 +59,20 @@ class Gauges:
     active: Mapping[tuple[str, str], Quantity] = field(default_factory=_quantities)
 
 
+def _check(gauges: Gauges) -> None:
+    """Raises TypeError where something is not what it should be."""
+    for what, like in (("resident", '{"device": "blocks"}'), ("block_size", '{"device": 16}')):
+        faults.mapping(what, getattr(gauges, what), like)
+    for what, like in (("pools", '{("device", "kv"): PoolSize(…)}'), ("active", '{("device", "host"): "copying"}')):
+        for key in faults.mapping(what, getattr(gauges, what), like):
+            words = printable(key)
+            if not isinstance(key, tuple) or len(cast("tuple[Any, ...]", key)) != 2:
+                raise TypeError(f"{what}= has two names in each key, as in {what}={like}, and not {words!r}")
+    for key, size in gauges.pools.items():
+        if not isinstance(size, PoolSize):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"pools: what is said of {key} must be a PoolSize(…), and not {printable(size)!r}")
+
+
 def make_gauges(rows: Rows, owner: Any, gauges: Gauges) -> tuple[list[Gauge], list[tuple[str, str]]]:
     """Makes the rows of what an object can be asked for.
 
@@ -65,8 +81,9 @@ def make_gauges(rows: Rows, owner: Any, gauges: Gauges) -> tuple[list[Gauge], li
 
     Raises:
         ValueError: A tier or a pool was not declared, or what is active is counted already.
-        TypeError: What is to be asked for is no quantity.
+        TypeError: Something is not what it should be.
     """
+    _check(gauges)
     made: list[tuple[Gauge, list[Row]]] = []
 
     def one(what: str, quantity: Quantity, spec: MetricSpec, labels: dict[str, str | int]) -> None:

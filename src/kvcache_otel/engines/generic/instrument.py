@@ -6,14 +6,15 @@ import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from kvcache_otel.engines.generic import objects
+from kvcache_otel.engines.generic import faults, objects
 from kvcache_otel.engines.generic.facts import Fact
 from kvcache_otel.engines.generic.gauges import Gauges, make_gauges
 from kvcache_otel.engines.generic.handle import Instrumented, Missing
 from kvcache_otel.engines.generic.marks import marked
 from kvcache_otel.engines.generic.rows import Rows
+from kvcache_otel.record.labels import printable
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.timing import DEADLINE_S
@@ -61,7 +62,9 @@ def instrument(
     kind: type[Any] = type(owner)  # pyright: ignore[reportUnknownVariableType]
     _check(owner)
     facts = _facts(owner, methods, usual)
-    gauges = gauges or Gauges()
+    gauges = Gauges() if gauges is None else gauges
+    if not isinstance(gauges, Gauges):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"gauges= must be Gauges(…), and not {printable(gauges)!r}")
     _rehearse(owner, identity, tiers, facts, gauges, deadline_s)
     rows = _rows(make_probe, tiers, deadline_s) if beside is None else beside.rows
     if rows is None:
@@ -105,13 +108,15 @@ def _facts(owner: Any, methods: Methods | None, usual: Mapping[str, Fact]) -> di
     if methods is None:
         chosen: dict[str, Any] = dict(marked(owner.__class__) or usual)
     else:
-        chosen = {**marked(owner.__class__), **methods}
+        chosen = {**marked(owner.__class__), **faults.mapping("methods", methods, '{"evict": Eviction(…)}')}
     facts: dict[str, tuple[Fact, ...]] = {}
     for name, given in chosen.items():
-        several: tuple[Any, ...] = (given,) if isinstance(given, Fact) else tuple(given)
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"methods= has names of methods, and {printable(name)!r} is none")
+        several = tuple(cast("list[Any]", given)) if isinstance(given, list | tuple) else (given,)
         for fact in several:
             if not isinstance(fact, Fact):
-                raise TypeError(f"methods[{name!r}]: {fact!r} is no fact, as Backup(…) or Eviction(…) are")
+                raise TypeError(f"methods[{name!r}]: {printable(fact)!r} is no fact, as Backup(…) or Eviction(…) are")
         facts[name] = several
     return facts
 

@@ -77,7 +77,7 @@ class Drop(Fact):
     reasons: tuple[str, ...] = (Reason.HOST_PRESSURE, Reason.WRITE_THROUGH_UNBACKED_EVICTION, Reason.POOL_FULL)
 
     def tell(self, rows: Rows) -> Tell:
-        reasons = (self.reason,) if isinstance(self.reason, str) else self.reasons
+        reasons = self.reasons if self.reason is None or callable(self.reason) else (self.reason,)
         adds = {
             reason: rows.by_pool(self.tier, lambda tier, pool, reason=reason: rows.probe.dropped(tier, pool, reason))
             for reason in (*check_reasons(semconv.DROPPED_TOKENS, reasons), Reason.OTHER)

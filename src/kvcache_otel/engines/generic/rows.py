@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
+from kvcache_otel.engines.generic import faults
 from kvcache_otel.engines.generic.prefetches import PrefetchBooks
 from kvcache_otel.record.labels import declared, printable
 from kvcache_otel.record.transfers import Transfers
@@ -44,7 +45,9 @@ class Tiers:
 
         Raises:
             ValueError: The catalogue does not have a tier or a pool, or a tier has no pool, or there is none.
+            TypeError: Something is not what it should be.
         """
+        faults.mapping("tiers", tiers, '{"device": "kv"}')
         if not tiers:
             raise ValueError('no tier is declared: say which there are, as in tiers={"device": "kv", "host": "kv"}')
         self.pools: dict[str, tuple[str, ...]] = {}
@@ -52,13 +55,14 @@ class Tiers:
             declared(semconv.KVCACHE_TIER, tier)
             if tier == semconv.Tier.NONE:
                 raise ValueError("the tier 'none' is for what no tier served: it has no pools")
-            several = (pools,) if isinstance(pools, str) else tuple(pools)
+            several = faults.several(f"the pools of the {tier} tier", pools)
             if not several:
                 raise ValueError(f"the tier {tier!r} has no pool: name one, as 'kv'")
             self.pools[tier] = tuple(declared(semconv.KVCACHE_POOL, pool) for pool in several)
-        self.names = dict(names)
-        for tier in self.names:
+        self.names = dict(faults.mapping("names", names, '{"disk": "file"}'))
+        for tier, name in self.names.items():
             self.of(tier, "names")
+            faults.text(f"names: what {tier} is called", name)
 
     def of(self, tier: str, what: str) -> tuple[str, ...]:
         """Returns the pools of a tier.
@@ -70,7 +74,7 @@ class Tiers:
         Raises:
             ValueError: It was not declared.
         """
-        if tier not in self.pools:
+        if not isinstance(tier, str) or tier not in self.pools:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{what}: the tier {printable(tier)!r} was not declared; {', '.join(self.pools)} were")
         return self.pools[tier]
 
