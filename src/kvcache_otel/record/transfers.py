@@ -352,8 +352,10 @@ class Transfers:
 
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
-        route.duration.record(seconds)
-        self._count(transfer, route)
+        try:
+            route.duration.record(seconds)
+        finally:  # Whatever its time was said to be, it has ended.
+            self._count(transfer, route)
 
     def _count(self, transfer: Transfer, route: Route) -> None:
         self._active.add(-1)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Quantity = int | float | str | Callable[[Any], Any]
 
-_INFINITY = float("inf")
+# As the cells have it: what exporters cannot encode.
+_TOO_MUCH = 1 << 63
 
 
 class Row(NamedTuple):
@@ -55,7 +56,7 @@ class Gauge:
             if not callable(quantity) and type(quantity) not in (int, float, str):
                 said = printable(quantity)
                 raise TypeError(f"{what}: {said!r} is no number, no name of an attribute and no callable")
-            if isinstance(quantity, int | float) and not 0 <= quantity < _INFINITY:
+            if isinstance(quantity, int | float) and not 0 <= quantity < _TOO_MUCH:
                 raise ValueError(f"{what}: {quantity} is no quantity")
         self._probe = probe
         self._object = weakref.ref(owner)
@@ -127,7 +128,7 @@ def _number(value: Any) -> float:
     if isinstance(value, str | bytes):  # float() would read them.
         raise TypeError(f"{printable(value)!r} is no quantity")
     number = value if type(value) in (int, float) else float(value)
-    if not -_INFINITY < number < _INFINITY:
+    if not -_TOO_MUCH < number < _TOO_MUCH:
         raise ValueError(f"{number!r} is no quantity")
     return int(number) if isinstance(value, int) or float(number).is_integer() else number
 

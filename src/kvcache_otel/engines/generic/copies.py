@@ -33,7 +33,8 @@ class Copy(Fact):
             after the call. A value, or a callable of the `Call` alone.
         make_event: Makes such events, for a device that torch does not know by name.
         requested: Since when it was wanted, by `time.monotonic`: a callable of the `Call` alone.
-        error: What went wrong, in a short word; None where nothing did. An exception is seen without it.
+        error: What went wrong, in a short word or as an exception; None, or anything that is false, where nothing did.
+            What the method raises is seen without it.
         key: What `CopiesDone` will call it, where the method returns before the copy has ended.
     """
 
@@ -96,7 +97,7 @@ class Copy(Fact):
                         transfers.waited(transfer.began - since)
                     if raised is not None:
                         transfer.end(error=raised)
-                    elif error is not None and (failure := error(result, call)) is not None:
+                    elif error is not None and (failure := error(result, call)):
                         transfer.end(error=failure)
                     else:
                         transfer.bytes, transfer.tokens = moved(result, call), tokens(result, call)
@@ -164,7 +165,7 @@ class CopiesDone(Fact):
         seconds: How long one took, as whoever made it says: a callable of its key and the `Call`.
         events: Two events around one: a callable of its key and the `Call`.
         lent: Whether these may be recorded again as soon as the method has returned.
-        error: What went wrong with one, None where nothing did: a callable of its key and the `Call`.
+        error: What went wrong with one, as in `Copy`: a callable of its key and the `Call`.
     """
 
     WHAT = "when copies have ended"
@@ -198,7 +199,7 @@ class CopiesDone(Fact):
                     seconds=None if seconds is None else seconds(key, call),
                     events=None if events is None else events(key, call),
                     lent=lent,
-                    error=None if error is None else error(key, call),
+                    error=None if error is None else error(key, call) or None,
                 )
 
         return done
