@@ -353,7 +353,7 @@ class Transfers:
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
         try:
-            route.duration.record(seconds)
+            route.duration.record(0.0 + seconds)  # A number that no float holds is refused before it is counted.
         finally:  # Whatever its time was said to be, it has ended.
             self._count(transfer, route)
 
