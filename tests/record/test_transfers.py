@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity
-from kvcache_otel.record import timing, transfers
+from kvcache_otel.record import timing, underway
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.streams import CURRENT
@@ -494,7 +494,7 @@ def test_begins_that_never_end_take_a_bounded_memory() -> None:
     scene = Scene(limit=100)
     for _ in range(1_000):
         scene.transfers.begin()
-    assert len(scene.transfers._begun) <= 100 + transfers.A_FEW
+    assert len(scene.transfers._underway) <= 100 + underway.A_FEW
     assert scene.active == 1_000
     for key in range(1_000):
         scene.transfers.begin(key=key)
@@ -680,7 +680,7 @@ def test_a_hundred_thousand_transfers_leave_memory_and_threads_where_they_were(s
     work(50_000)
     assert objects() < before + 500
     assert threading.active_count() <= threads
-    assert len(scene.transfers._begun) <= 2 * transfers.A_FEW
+    assert len(scene.transfers._underway) <= 2 * underway.A_FEW
     assert scene.transfers.open_keys == 0
     assert len(scene.device.made) < 2 * timing.LIMIT + 100
     assert scene.active == 0

@@ -6,22 +6,21 @@ Four clocks, and `kvcache.timing.source` says which: events of ours on a device'
 
 from __future__ import annotations
 
-import logging
 import operator
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.record.cells import unread
-from kvcache_otel.record.labels import declared, printable
+from kvcache_otel.record.complaints import Complaints
+from kvcache_otel.record.labels import declared
 from kvcache_otel.record.pair import Outcome
 from kvcache_otel.record.streams import NO_STREAM
 from kvcache_otel.record.timing import DEADLINE_S, LIMIT
 from kvcache_otel.record.transfer import Transfer
+from kvcache_otel.record.underway import Underway
 from kvcache_otel.semconv import Reason, TimingSource
 
 if TYPE_CHECKING:
@@ -30,11 +29,6 @@ if TYPE_CHECKING:
     from kvcache_otel.record.cells import Counter, Histogram
     from kvcache_otel.record.probe import CacheProbe, Route
     from kvcache_otel.record.transfer import Events, Failure, Tokens
-
-_logger = logging.getLogger(__name__)
-
-# Transfers that begin before it is worth a look which of them have ended.
-A_FEW = 64
 
 _INFINITY = float("inf")
 
@@ -82,7 +76,6 @@ class Transfers:
         """
         declared(semconv.KVCACHE_SOURCE_TIER, source)
         declared(semconv.KVCACHE_DESTINATION_TIER, destination)
-        self._where = f"{source} to {destination}"
         declared(semconv.KVCACHE_TIMING_SOURCE, timing)
         if source == destination:
             raise ValueError(f"a copy from {source} to {destination} is none between tiers")
@@ -91,7 +84,8 @@ class Transfers:
             raise ValueError("name the pools whose tokens move: at least one of them")
         if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
             raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
-        self._probe, self._harvester = probe, probe.harvester
+        self._complaints = Complaints(probe, f"{source} to {destination}")
+        self._harvester = probe.harvester
         self._make_route: Callable[[str], Route] = lambda of: probe.route(source, destination, name=name, timing=of)
         self._usual = self._make_route(timing)
         self._routes = {timing: self._usual}
@@ -106,13 +100,10 @@ class Transfers:
             self.make_events_by(make_event)
         self._deadline_s = deadline_s
         self._limit = limit
-        # All that have begun, until they are seen to have ended or are overdue; and those that end by a key.
-        self._begun: deque[Transfer] = deque()
-        self._look_at = A_FEW
-        self._by_key: dict[Hashable, Transfer] = {}
+        self._underway = Underway(self._complaints, deadline_s, limit)
+        self._by_key: dict[Hashable, Transfer] = {}  # Those that are ended by a key.
         # Somebody else's events that wait to be read, by the id of the later one.
         self._foreign: dict[int, Transfer] = {}
-        self._said: set[str] = set()
         this = weakref.ref(self)
         labels: dict[str, str | int] = {
             semconv.KVCACHE_SOURCE_TIER: source,
@@ -133,7 +124,9 @@ class Transfers:
         if not callable(make_event):
             raise TypeError("make_event= must be a callable that makes an event")
         if self._make_event not in (None, make_event):
-            raise ValueError(f"events of transfers from {self._where} are made by another make_event= already")
+            raise ValueError(
+                f"events of transfers from {self._complaints.where} are made by another make_event= already"
+            )
         self._make_event = make_event
 
     # -- in the engine's hot path --------------------------------------------------------------------------------------
@@ -166,19 +159,15 @@ class Transfers:
                     transfer.stream = ours = self._harvester.streams.stream(stream, self._make_event)
                     transfer.before = ours.mark()
                 except Exception as error:  # No torch, no device, no such flag: it depends on all of them.
-                    self._untimed(error)
+                    self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
             if requested is not None:
                 self.waited(transfer.began - requested)
             if key is not None:
                 self.keep(transfer, key)
-            begun = self._begun
-            begun.append(transfer)
-            if len(begun) >= self._look_at:
-                self.look_after()
-                self._look_at = len(begun) + A_FEW
+            self._underway.add(transfer)
         except Exception as error:
-            self.broken(error)
+            self._complaints.broken(error)
         self._active.add(1)
         return transfer
 
@@ -200,10 +189,10 @@ class Transfers:
         try:
             transfer = self._by_key.pop(key, None)
         except Exception as unhashable:
-            self.broken(unhashable)
+            self._complaints.broken(unhashable)
             return
         if transfer is None:
-            self._contradicted("ended that had not begun", Reason.MISSING_ROW)
+            self._complaints.contradicted("ended that had not begun", Reason.MISSING_ROW)
         else:
             transfer.end(bytes=bytes, tokens=tokens, seconds=seconds, events=events, lent=lent, error=error)
 
@@ -222,7 +211,7 @@ class Transfers:
         if before is not None and not before.ended:
             before.ended = True
             self._active.add(-1)
-            self._contradicted("did not end before others began in its place", Reason.OTHER)
+            self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
 
     @property
     def open_keys(self) -> int:
@@ -237,7 +226,7 @@ class Transfers:
     def close(self) -> None:
         """Ends that row, and forgets what is under way: nobody tells any more."""
         self.end_active()
-        self._begun.clear()
+        self._underway.clear()
         self._by_key.clear()
 
     def forget(self, error: str) -> None:
@@ -285,7 +274,7 @@ class Transfers:
         try:
             self._count(transfer, self._route(TimingSource.DEVICE_EVENT))
         except Exception as error:
-            self.broken(error)
+            self._complaints.broken(error)
 
     def cancelled(self, transfer: Transfer) -> None:
         """Takes a transfer back that was none."""
@@ -302,11 +291,11 @@ class Transfers:
 
     def ended_twice(self) -> None:
         """Counts an end too many."""
-        self._contradicted("ended twice", Reason.MISSING_ROW)
+        self._complaints.contradicted("ended twice", Reason.MISSING_ROW)
 
     def broken(self, error: Exception) -> None:
         """Counts an exception of ours, or of what somebody said about a transfer."""
-        self._probe.failed("transfer", f"transfers from {self._where}", error)
+        self._complaints.broken(error)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -317,7 +306,7 @@ class Transfers:
             try:
                 transfer.after = stream.mark()
             except Exception as error:
-                self._untimed(error)
+                self._complaints.untimed(error)
             else:
                 transfer.duration = route.duration
                 if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
@@ -347,7 +336,7 @@ class Transfers:
                     return
                 del self._foreign[id(transfer.after)]
         except Exception as error:
-            self._untimed(error)
+            self._complaints.untimed(error)
         self._count(transfer, route)
 
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
@@ -372,8 +361,7 @@ class Transfers:
         for pool, count in cast("Mapping[str, int]", tokens).items():
             counter = self._tokens.get(pool)
             if counter is None:
-                self._probe.lost(Reason.OTHER)
-                self._say("pool", f"tokens of the pool {printable(pool)!r}, which was not declared, are not counted")
+                self._complaints.undeclared(pool)
             else:
                 counter.add(operator.index(count))
 
@@ -385,39 +373,8 @@ class Transfers:
         return route
 
     def look_after(self) -> None:
-        """Forgets what has ended, and counts what should have; on any thread."""
-        begun, since = self._begun, time.monotonic() - self._deadline_s
-        while begun:
-            try:
-                oldest = begun.popleft()
-            except IndexError:  # Another thread took the last one.
-                return
-            if oldest.ended:
-                continue
-            if oldest.began < since:
-                self._probe.lost(Reason.EVENT_LOST)
-                self._say("overdue", f"one has begun and not ended for {self._deadline_s:g} s, and stays active")
-            elif len(begun) >= self._limit:
-                self._probe.lost(Reason.QUEUE_FULL)
-                self._say("many", f"more than {self._limit} have begun and not ended; the oldest are not watched")
-            else:
-                begun.appendleft(oldest)
-                return
-
-    def _contradicted(self, what: str, reason: str) -> None:
-        self._probe.accounting_error(reason)
-        self._say(what, f"one {what}; see kvcache.accounting.errors")
-
-    def _untimed(self, error: Exception) -> None:
-        self._probe.lost(Reason.EVENT_LOST)
-        self._say("untimed", f"no device time: {type(error).__name__}: {printable(error)}")
-
-    def _say(self, what: str, words: str) -> None:
-        """Says something once; a handler of somebody's that raises is no affair of the engine's."""
-        if what not in self._said:
-            self._said.add(what)
-            with suppress(Exception):
-                _logger.warning("kvcache: transfers from %s: %s", self._where, words)
+        """Counts what should have ended; on any thread."""
+        self._underway.look_after()
 
 
 def _look_after(transfers: Transfers | None) -> None:
