@@ -284,13 +284,16 @@ def test_a_provider_of_the_programs_own_needs_no_variables(run: Doctor, shop: Pa
     assert run("made:make", OTEL_SDK_DISABLED="true").status == 1
 
 
-def test_nothing_is_exported_or_left(run: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_exported_or_left(run: Doctor, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shop / "kept.py").write_text("from shop import make\ncache = make()")
+    importlib.invalidate_caches()
     made: list[Any] = []
     monkeypatch.setattr(MeterProvider, "__init__", lambda *_, **__: made.append(1))
     threads = set(threading.enumerate())
-    said = run("shop:make", OTEL_METRICS_EXPORTER="prometheus,otlp")
+    said = run("kept", OTEL_METRICS_EXPORTER="prometheus,otlp")
     assert said.status == 0
     assert made == []
+    assert vars(sys.modules["kept"].cache) == {}
     assert set(threading.enumerate()) == threads
     assert living() == []
     assert instrumentation.runtime is None

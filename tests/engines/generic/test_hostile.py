@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -365,6 +366,40 @@ def test_facts_of_one_direction_may_make_events_in_one_way_only(exported: Export
     stream.run()
     assert exported.rows.recorder.harvester.flush(20.0)
     assert len(device.made) == 2  # The one that says so may come second.
+
+
+def test_a_forked_child_with_copies_under_way_neither_raises_nor_hangs(exported: Exported) -> None:
+    device, stream, owner = FakeDevice(), FakeStream(), Engine()
+    instrument(owner, exported, kv.Backup(tokens=2, bytes=3, stream=stream, make_event=device.event))
+    copies = kv.transfers(
+        "host", "device", cache="Own", make_event=device.event, meter_provider=exported.provider, timing="device_event"
+    )
+    owner.work()
+    begun = copies.begin(bytes=1, stream=stream, key=1)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            begun.end()
+            copies.end(1)
+            with copies.transfer(bytes=1, stream=stream):
+                found = owner.work(4)
+            stream.run()
+            os.write(write, repr((found, vars(owner), copies._harvester.flush(20.0))).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        assert answer.read() == repr((4, {}, True))
+    os.waitpid(pid, 0)
+    rows = exported.rows
+    assert rows.value(semconv.TRANSFER_ACTIVE, source="host", destination="device") == 1
+    begun.end()
+    stream.run()
+    assert rows.recorder.harvester.flush(20.0)
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 1
+    assert rows.value(semconv.TRANSFER_OPERATIONS, source="host", destination="device") == 1
+    assert told(exported) == 0
 
 
 def test_two_objects_of_transfers_for_one_direction_add_up(exported: Exported) -> None:
