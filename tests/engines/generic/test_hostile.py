@@ -6,6 +6,7 @@ import functools
 import gc
 import math
 import os
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import kvcache_otel as kv
 from kvcache_otel import semconv
 from kvcache_otel.engines.hooks import STEP_ASIDE_AFTER
 from tests.support.fake_device import FakeDevice, FakeStream
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -366,6 +368,73 @@ def test_facts_of_one_direction_may_make_events_in_one_way_only(exported: Export
     stream.run()
     assert exported.rows.recorder.harvester.flush(20.0)
     assert len(device.made) == 2  # The one that says so may come second.
+
+
+class Launching(Engine):
+    """One whose copies end some time after `work` has returned."""
+
+    def poll(self, keys: Any) -> Any:
+        return keys
+
+
+BY_KEY: dict[str, Any] = {
+    "work": kv.Backup(tokens=1, bytes=1, key=lambda result, _: result),
+    "poll": kv.CopiesDone(source="device", destination="host"),
+}
+
+
+def test_a_copy_that_never_ends_stays_active_and_is_counted_and_said_once(
+    exported: Exported, lines: pytest.LogCaptureFixture
+) -> None:
+    owner = Launching()
+    instrument(owner, exported, methods=BY_KEY, deadline_s=0.02)
+    owner.work(1)
+    time.sleep(0.03)
+    rows = exported.rows
+    for _ in range(3):
+        assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 1
+    assert rows.value(semconv.TELEMETRY_DROPPED, reason="event_lost") == 1
+    assert [line for line in lines.messages if "begun and not ended for 0.02 s" in line] == lines.messages
+    assert len(lines.messages) == 1
+    owner.poll([1])
+    assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 1
+
+
+def test_ends_that_do_not_fit_their_beginnings_are_counted_and_said_once(
+    exported: Exported, lines: pytest.LogCaptureFixture
+) -> None:
+    owner = Launching()
+    instrument(owner, exported, methods=BY_KEY)
+    for _ in range(2):
+        owner.poll([5])  # Never begun.
+    owner.work(1)
+    owner.poll([1, 1])  # Ended twice.
+    owner.work(2)
+    owner.work(2)  # Begun again before it ended.
+    owner.poll([2])
+    rows = exported.rows
+    assert rows.value(semconv.ACCOUNTING_ERRORS, reason="missing_row") == 3
+    assert rows.value(semconv.ACCOUNTING_ERRORS, reason="other") == 1
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 2
+    assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
+    assert len(lines.messages) == 2
+
+
+def test_a_device_that_is_never_done_with_a_copy_is_counted_and_said_once(
+    exported: Exported, lines: pytest.LogCaptureFixture
+) -> None:
+    device, stream, owner = FakeDevice(), FakeStream(), Engine()
+    stuck = kv.Backup(tokens=1, bytes=1, stream=stream, make_event=device.event)
+    instrument(owner, exported, stuck, deadline_s=0.05)
+    for _ in range(3):
+        owner.work()
+    rows = exported.rows
+    wait_until(lambda: rows.value(semconv.TELEMETRY_DROPPED, reason="event_lost") == 3)
+    assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 3
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 0
+    assert len(lines.messages) == 1
+    assert len(rows.recorder.harvester._pairs) == 0
 
 
 def test_a_forked_child_with_copies_under_way_neither_raises_nor_hangs(exported: Exported) -> None:
