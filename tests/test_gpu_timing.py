@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from benchmarks.gpu_claims import Alone, Figures, claims, table
-from benchmarks.gpu_device import TO_DEVICE, TO_HOST, WAYS
+from benchmarks.gpu_device import TO_DEVICE, TO_HOST, WAYS, Torch
 from benchmarks.gpu_timing import EARLY_ROUNDS, Benchmark, main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 SIZE, ROUNDS = 2**28, 8
@@ -248,6 +254,125 @@ def test_the_exit_status_is_that_of_the_claims(
     monkeypatch.setattr("benchmarks.gpu_timing.Torch", lambda torch, size: device)
     assert main(["--rounds", "2"]) == (0 if held else 1)
     assert ("missed" in capsys.readouterr().out) is not held
+
+
+class FakeTensor:
+    """Stands in for a tensor: of its bytes it knows whether they are the same as another's.
+
+    Attributes:
+        bytes: How many.
+        content: What they are; a slice shares it.
+    """
+
+    made = 0
+
+    def __init__(self, size: int, where: str, content: list[int] | None = None) -> None:
+        self.size, self.where = size, where
+        self.content = [0] if content is None else content
+
+    def __getitem__(self, part: slice) -> FakeTensor:
+        assert (part.start, part.step) == (None, None)
+        return FakeTensor(part.stop, self.where, self.content)
+
+    def random_(self) -> None:
+        FakeTensor.made += 1
+        self.content[0] = FakeTensor.made
+
+    def zero_(self) -> None:
+        self.content[0] = 0
+
+    def cpu(self) -> FakeTensor:
+        return self
+
+    def numel(self) -> int:
+        return self.size
+
+
+class FakeTorch(types.ModuleType):
+    """Stands in for torch with a GPU, as far as the benchmark and the library use it.
+
+    Attributes:
+        copied: The sizes and directions of all copies.
+    """
+
+    uint8 = "uint8"
+    __version__ = "2.13.0"
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__("torch")
+        self.gpu = gpu
+        self.version = types.SimpleNamespace(hip=None, cuda="13.0")
+        self.copied: list[tuple[int, str, str]] = []
+        self.current: FakeStream | None = None
+        self.cuda = types.SimpleNamespace(
+            is_available=lambda: True,
+            get_device_name=lambda: "made-up GPU",
+            Stream=self.new_stream,
+            Event=self.new_event,
+            stream=self.on_stream,
+            synchronize=lambda: None,
+        )
+        torch = self
+
+        class Tensor(FakeTensor):
+            def __getitem__(self, part: slice) -> Tensor:
+                return Tensor(super().__getitem__(part).size, self.where, self.content)
+
+            def copy_(self, source: Tensor, *, non_blocking: bool) -> None:
+                assert non_blocking
+                assert source.size == self.size
+                assert torch.current is not None, "a copy on the usual stream"
+                torch.copied.append((self.size, source.where, self.where))
+                gpu.copy("", torch.current, self.size)
+                self.content[0] = source.content[0]
+
+        self.tensor = Tensor
+
+    def new_stream(self) -> FakeStream:
+        stream = self.gpu.stream()
+        stream.device = types.SimpleNamespace(type="cuda", index=0)  # type: ignore[attr-defined]
+        return stream
+
+    def new_event(self, *, enable_timing: bool) -> FakeEvent:
+        assert enable_timing
+        return self.gpu.event()
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def empty(self, size: int, *, dtype: str, device: str = "cpu", pin_memory: bool = False) -> FakeTensor:
+        assert dtype == self.uint8
+        assert pin_memory is (device == "cpu")
+        return self.tensor(size, device)
+
+    def equal(self, one: FakeTensor, other: FakeTensor) -> bool:
+        return one.content == other.content
+
+
+def test_with_torch_it_copies_both_ways_and_the_library_makes_events_of_torchs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = FakeGpu()
+    torch = FakeTorch(gpu)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(Torch, "clock", staticmethod(gpu.clock))
+    assert main(["--mib", "64", "--rounds", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("made-up GPU, CUDA 13.0, torch 2.13.0, Python 3.")
+    assert lines[1].startswith("64 MiB a copy")
+    assert {(source, destination) for _, source, destination in torch.copied} == {("cuda", "cpu"), ("cpu", "cuda")}
+    assert {size for size, _, _ in torch.copied} == {2**26, 2**24}
+
+
+def test_with_torch_bytes_that_do_not_arrive_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = FakeTorch(FakeGpu())
+    device = Torch(torch, 2**20)
+    assert all(device.arrives(way) for way in WAYS)
+    monkeypatch.setattr(torch.tensor, "copy_", lambda *_, **__: None)
+    assert not any(device.arrives(way) for way in WAYS)
 
 
 @pytest.mark.parametrize(
