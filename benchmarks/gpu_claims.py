@@ -119,9 +119,8 @@ class Claim(NamedTuple):
 def claims(figures: Figures) -> Iterator[Claim]:
     """Judges the figures."""
     for alone in figures.alone:
-        yield Claim(
-            f"{alone.way}: its bytes arrive", _yes(alone.way in figures.arrived), "", alone.way in figures.arrived
-        )
+        arrived = alone.way in figures.arrived
+        yield Claim(f"{alone.way}: its bytes arrive", "yes" if arrived else "no", "yes", arrived)
         what = f"{alone.way}: device time beside a synchronised measurement"
         yield Claim(what, _percent(alone.apart), f"<= {_percent(APART)}", alone.apart <= APART)
     for busy in figures.busy:
@@ -185,7 +184,3 @@ def _ms(seconds: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{share * 100:.1f} %"
-
-
-def _yes(it_is: bool) -> str:
-    return "yes" if it_is else "no"

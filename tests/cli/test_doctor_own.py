@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -19,11 +18,12 @@ from kvcache_otel.cli.report import WIDTH
 from kvcache_otel.engines.generic.handle import living
 from kvcache_otel.instrumentation import instrumentation
 from kvcache_otel.record import cells
+from tests.cli.said import Said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Doctor = Callable[..., "Said"]
+    Doctor = Callable[..., Said]
 
 SHOP = """
 import kvcache_otel as kv
@@ -101,23 +101,6 @@ def fails():
 """
 
 
-class Said(NamedTuple):
-    """How a run ended, and what it wrote; `words` is its text with every line break taken out."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def words(self) -> str:
-        return " ".join(self.out.split())
-
-    @property
-    def sentence(self) -> str:
-        """The last paragraph."""
-        return " ".join(self.out.rstrip().rpartition("\n\n")[2].split())
-
-
 @pytest.fixture(autouse=True)
 def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     for variable in list(os.environ):
@@ -177,7 +160,7 @@ def test_what_is_missing_is_said_of_each_object(run: Doctor) -> None:
 
 
 def test_json_tells_the_same(run: Doctor) -> None:
-    told = json.loads(run("--json", "shop:make_both").out)
+    told = run("--json", "shop:make_both").data
     controller, tree = told["engines"]
     hooks = {hook["name"]: (hook["target"], hook["attached"]) for hook in controller["hooks"]}
     assert hooks == {
