@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity
-from kvcache_otel.record import timing, underway
+from kvcache_otel.record import reading, timing, underway
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.streams import CURRENT
@@ -101,7 +101,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def threads_end(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Has threads sleep as soon as there is nothing to ask, and end with their test."""
-    monkeypatch.setattr(timing, "NAPS", 0)
+    monkeypatch.setattr(reading, "NAPS", 0)
     yield
     while MADE:
         MADE.pop().recorder.harvester.stop(ENOUGH_S)
