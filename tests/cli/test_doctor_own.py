@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -294,6 +295,18 @@ def test_a_cache_and_an_engine_are_not_asked_for_at_once(capsys: pytest.CaptureF
         command.run(["doctor", "shop:make", "--engine", "vllm"])
     assert ended.value.code == 2
     assert "not allowed with" in capsys.readouterr().err
+
+
+def test_what_the_program_leaves_running_neither_holds_the_doctor_up_nor_speaks_after_it(shop: Path) -> None:
+    (shop / "lasting.py").write_text(
+        "import atexit, threading, time\nfrom shop import make\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\natexit.register(print, 'late')\n"
+    )
+    environ = {**os.environ, "OTEL_METRICS_EXPORTER": "console"}
+    command_line = [sys.executable, "-c", "import sys; from kvcache_otel.cli import main; sys.exit(main())"]
+    command_line += ["doctor", "--json", "lasting:make"]
+    ended = subprocess.run(command_line, env=environ, cwd=shop, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, json.loads(ended.stdout)["status"]) == (0, 0)
 
 
 def test_the_installed_command_finds_what_is_in_the_folder(shop: Path) -> None:

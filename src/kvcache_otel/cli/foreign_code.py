@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
 
+_ran = False
+
+
+def leave(status: int) -> None:
+    """Ends the process at once where such code has run: it may have left threads, and things to be done at exit."""
+    if _ran:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(status)
+
+
 def try_import(module: str) -> str:
     """Returns why a module cannot be imported; empty where it can."""
     try:
@@ -32,7 +44,13 @@ def try_import(module: str) -> str:
 
 @contextlib.contextmanager
 def quiet(environ: Mapping[str, str]) -> Generator[None]:
-    """Lets the engine say nothing: its standard output would get into ours."""
+    """Lets the code say nothing: its standard output would get into ours.
+
+    Args:
+        environ: Variables that have it say less.
+    """
+    global _ran
+    _ran = True
     before = {name: os.environ.get(name) for name in environ}
     os.environ.update(environ)
     try:

@@ -19,7 +19,6 @@ from kvcache_otel.record.reading import ReadingThread
 from kvcache_otel.record.streams import Lane, Streams
 
 if TYPE_CHECKING:
-
     from kvcache_otel.record.cells import Counter, Histogram
 
 __all__ = ["DEADLINE_S", "LIMIT", "DeviceEvent", "Harvester", "Lane"]
