@@ -382,6 +382,7 @@ FAULTS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (Plain(), {"gauges": kv.Gauges(resident={"device": None})}, TypeError, "no callable"),  # type: ignore[dict-item]
     (Plain(), {"gauges": kv.Gauges(resident={"device": -1})}, ValueError, "no quantity"),
     (Plain(), {"gauges": kv.Gauges(pools={"device": 3})}, TypeError, "two names"),  # type: ignore[dict-item]
+    (Plain(), {"gauges": kv.Gauges(active={"kv": 3})}, TypeError, "two names"),  # type: ignore[dict-item]
     (Plain(), {"gauges": kv.Gauges(pools={("device", "kv"): 3})}, TypeError, "PoolSize"),  # type: ignore[dict-item]
 ]
 
