@@ -134,7 +134,7 @@ class Harvester:
     def reset(self) -> None:
         """Forgets every pair, in a forked child."""
         # Not destroyed either: that would ask a driver that is not there, and may have been forked with its locks held.
-        self._inherited += (self._pairs, self.streams)
+        self._inherited += (self._pairs, self.streams, self.streams.part())
         self._pairs = deque()
         self.streams = Streams()
         self._reader = None

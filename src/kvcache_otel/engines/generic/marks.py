@@ -58,10 +58,8 @@ def marked(kind: type) -> dict[str, tuple[Fact, ...]]:
     found: dict[str, tuple[Fact, ...]] = {}
     for base in reversed(kind.__mro__):
         for name, defined in vars(base).items():
-            for thing in (
-                defined,
-                getattr(defined, "__func__", None),
-            ):  # A static method may carry it, or its function.
+            # A static method may carry it, or its function.
+            for thing in (defined, getattr(defined, "__func__", None)):
                 facts = getattr(thing, "__dict__", {}).get(_MARK)
                 if isinstance(facts, tuple):
                     found[name] = facts  # pyright: ignore[reportUnknownVariableType]
