@@ -656,6 +656,113 @@ def test_eight_threads_lose_nothing(scene: Scene) -> None:
     assert scene.failed() is None
 
 
+class Walk:
+    """Whatever can be said of transfers, in any order, and what must come of it.
+
+    Attributes:
+        begun: Transfers that have begun.
+        gone: Those that failed, were taken back, or lost their key to another.
+        ended: Those that have ended well, as far as the host is concerned.
+        bytes: What they moved.
+        wrong: What was said and cannot be.
+    """
+
+    def __init__(self, scene: Scene, seed: int) -> None:
+        self.scene = scene
+        self.draw = random.Random(seed)
+        self.streams = [FakeStream() for _ in range(3)]
+        self.open: list[tuple[Any, int | None]] = []
+        self.over: list[Any] = []
+        self.begun = self.gone = self.ended = self.bytes = self.wrong = 0
+
+    def step(self) -> None:
+        self.draw.choice([self.begin, self.begin, self.end, self.end, self.fail, self.cancel, self.err, self.run])()
+
+    def begin(self) -> None:
+        key = self.draw.randrange(12) if self.draw.random() < 0.3 else None
+        if key is not None and any(key == other for _, other in self.open):
+            before = next(pair for pair in self.open if pair[1] == key)
+            self.open.remove(before)
+            self.gone, self.wrong = self.gone + 1, self.wrong + 1
+        stream = self.draw.choice([None, *self.streams])
+        transfer = self.scene.transfers.begin(stream=stream, key=key)
+        if stream is not None:
+            stream.copy(self.draw.random() * 10)
+        self.open.append((transfer, key))
+        self.begun += 1
+
+    def end(self) -> None:
+        if (pair := self.taken()) is None:
+            return
+        transfer, key = pair
+        moved, how = self.draw.randrange(100), self.draw.choice(["plain", "seconds", "events", "lent", "nonsense"])
+        said: dict[str, Any] = {"bytes": moved}
+        if how == "seconds":
+            said["seconds"] = self.draw.random()
+        elif how in ("events", "lent"):
+            stream, start, end = self.draw.choice(self.streams), FakeEvent(), FakeEvent()
+            start.record(stream)
+            stream.copy(1.0)
+            end.record(stream)
+            said |= {"events": (start, end), "lent": how == "lent"}
+        elif how == "nonsense":
+            said["events"] = (1, 2)
+        if key is None:
+            transfer.end(**said)
+        else:
+            self.scene.transfers.end(key, **said)
+        self.over.append(transfer)
+        self.ended, self.bytes = self.ended + 1, self.bytes + moved
+
+    def fail(self) -> None:
+        if (pair := self.taken()) is not None:
+            if pair[1] is None:
+                pair[0].end(error="full")
+            else:
+                self.scene.transfers.end(pair[1], error=OSError())
+            self.over.append(pair[0])
+            self.gone += 1
+
+    def cancel(self) -> None:
+        if self.open and self.open[-1][1] is None:
+            self.open.pop()[0].cancel()
+            self.gone += 1
+
+    def err(self) -> None:
+        if self.over:
+            self.draw.choice(self.over).end()
+        else:
+            self.scene.transfers.end(99)
+        self.wrong += 1
+
+    def run(self) -> None:
+        self.draw.choice(self.streams).run()
+        self.scene.settled()
+
+    def taken(self) -> tuple[Any, int | None] | None:
+        return self.open.pop(self.draw.randrange(len(self.open))) if self.open else None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_said_in_whatever_order_every_count_closes(scene: Scene, seed: int) -> None:
+    walk = Walk(scene, seed)
+    for _ in range(400):
+        walk.step()
+        finished, active = scene.finished or 0, scene.active or 0
+        assert walk.begun == finished + walk.gone + active
+        assert finished <= walk.ended
+    for stream in walk.streams:
+        stream.run()
+    assert scene.settled()
+    assert (scene.finished, scene.active) == (walk.ended, len(walk.open))
+    clocks = ("device_event", "engine_report", "wall_clock")
+    assert sum(scene.moved(clock) or 0 for clock in clocks) == walk.bytes
+    wrong = (scene.wrong("missing_row") or 0) + (scene.wrong("other") or 0)
+    assert wrong == walk.wrong
+    assert sum(scene.samples(clock) for clock in clocks) + (scene.lost() or 0) == walk.ended
+    assert scene.failed() is None
+
+
 def test_a_hundred_thousand_transfers_leave_memory_and_threads_where_they_were(scene: Scene) -> None:
     stream = FakeStream()
 
