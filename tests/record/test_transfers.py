@@ -656,6 +656,49 @@ def test_eight_threads_lose_nothing(scene: Scene) -> None:
     assert scene.failed() is None
 
 
+class Panic(BaseException):
+    """What a panic of Rust code raises is no `Exception` either."""
+
+
+class Panicking(FakeEvent):
+    def record(self, stream: FakeStream) -> None:
+        raise Panic("record")
+
+    def query(self) -> bool:
+        raise Panic("query")
+
+    def __index__(self) -> int:
+        raise Panic("index")
+
+
+@pytest.mark.parametrize(
+    "said", [{"bytes": Panicking()}, {"tokens": Panicking()}, {"tokens": {"kv": Panicking()}}], ids=str
+)
+def test_amounts_that_panic_are_counted(scene: Scene, said: dict[str, Any]) -> None:
+    scene.transfers.begin().end(**said)
+    assert (scene.failed(), scene.active, scene.finished) == (1, 0, 1)
+
+
+def test_events_that_panic_tell_no_time(scene: Scene) -> None:
+    copies = scene.make(make_event=Panicking, timing="device_event")
+    with copies.transfer(bytes=2, stream=FakeStream()):
+        pass
+    copies.begin().end(bytes=3, events=(FakeEvent(), Panicking()))
+    assert (scene.lost(), scene.active, scene.finished, scene.moved()) == (2, 0, 2, 5)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_a_signal_handler_raises_goes_through(scene: Scene, error: BaseException) -> None:
+    class Interrupted(FakeEvent):
+        def record(self, stream: FakeStream) -> None:
+            raise error
+
+    copies = scene.make(make_event=Interrupted)
+    with pytest.raises(type(error)):
+        copies.begin(stream=FakeStream())
+    assert scene.active == 0
+
+
 class Walk:
     """Whatever can be said of transfers, in any order, and what must come of it.
 

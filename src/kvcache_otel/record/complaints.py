@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
+def let_through(error: BaseException) -> None:
+    """Raises what signal handlers raise, which is meant for the engine. All else is ours, a panic of Rust code too."""
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        raise error
+
+
 class Complaints:
     """What is said of one direction. Nothing here raises.
 
@@ -38,7 +44,7 @@ class Complaints:
         self._probe.accounting_error(reason)
         self.say(what, f"one {what}; see kvcache.accounting.errors")
 
-    def untimed(self, error: Exception) -> None:
+    def untimed(self, error: BaseException) -> None:
         """Counts a transfer that no device has timed."""
         self._probe.lost(Reason.EVENT_LOST)
         self.say("untimed", f"no device time: {type(error).__name__}: {printable(error)}")
@@ -58,7 +64,7 @@ class Complaints:
         self._probe.lost(Reason.OTHER)
         self.say("pool", f"tokens of the pool {printable(pool)!r}, which was not declared, are not counted")
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: BaseException) -> None:
         """Counts an exception of ours, or of what somebody said about a transfer."""
         self._probe.failed("transfer", f"transfers from {self.where}", error)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.record.cells import unread
-from kvcache_otel.record.complaints import Complaints
+from kvcache_otel.record.complaints import Complaints, let_through
 from kvcache_otel.record.labels import declared
 from kvcache_otel.record.pair import Outcome
 from kvcache_otel.record.streams import NO_STREAM
@@ -158,7 +158,8 @@ class Transfers:
                 try:
                     transfer.stream = ours = self._harvester.streams.stream(stream, self._make_event)
                     transfer.before = ours.mark()
-                except Exception as error:  # No torch, no device, no such flag: it depends on all of them.
+                except BaseException as error:  # No torch, no device, no such flag: it depends on all of them.
+                    let_through(error)
                     self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
             if requested is not None:
@@ -166,7 +167,8 @@ class Transfers:
             if key is not None:
                 self.keep(transfer, key)
             self._underway.add(transfer)
-        except Exception as error:
+        except BaseException as error:
+            let_through(error)
             self._complaints.broken(error)
         self._active.add(1)
         return transfer
@@ -188,7 +190,8 @@ class Transfers:
         """Says that the transfer has ended which began under a key; see `Transfer.end`. Never raises."""
         try:
             transfer = self._by_key.pop(key, None)
-        except Exception as unhashable:
+        except BaseException as unhashable:
+            let_through(unhashable)
             self._complaints.broken(unhashable)
             return
         if transfer is None:
@@ -273,7 +276,8 @@ class Transfers:
             transfer.stream.give_back(transfer.before, transfer.after)
         try:
             self._count(transfer, self._route(TimingSource.DEVICE_EVENT))
-        except Exception as error:
+        except BaseException as error:
+            let_through(error)
             self._complaints.broken(error)
 
     def cancelled(self, transfer: Transfer) -> None:
@@ -293,7 +297,7 @@ class Transfers:
         """Counts an end too many."""
         self._complaints.contradicted("ended twice", Reason.MISSING_ROW)
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: BaseException) -> None:
         """Counts an exception of ours, or of what somebody said about a transfer."""
         self._complaints.broken(error)
 
@@ -305,7 +309,8 @@ class Transfers:
         if transfer.before is not None:
             try:
                 transfer.after = stream.mark()
-            except Exception as error:
+            except BaseException as error:
+                let_through(error)
                 self._complaints.untimed(error)
             else:
                 transfer.duration = route.duration
@@ -335,7 +340,8 @@ class Transfers:
                 if self._harvester.hand_over(transfer, None, self._deadline_s):
                     return
                 del self._foreign[id(transfer.after)]
-        except Exception as error:
+        except BaseException as error:
+            let_through(error)
             self._complaints.untimed(error)
         self._count(transfer, route)
 
