@@ -215,6 +215,26 @@ def test_a_subclass_that_calls_what_it_overrides_counts_once(exported: Exported)
     assert exported.rows.total(semconv.EVICTION_TOKENS) == 5
 
 
+def test_a_method_may_tell_the_same_fact_of_two_tiers_and_each_has_a_hook(exported: Exported) -> None:
+    owner = Engine()
+    facts = [
+        kv.Eviction(tokens=1),
+        kv.Eviction(tier="host", tokens=2),
+        kv.Eviction(tier="disk", tokens=raising(OSError())),
+    ]
+    handle = instrument(owner, exported, *facts)
+    assert handle.attached == ("work.Eviction", "work.Eviction.2", "work.Eviction.3")
+    for _ in range(STEP_ASIDE_AFTER):
+        owner.work()
+    rows = exported.rows
+    assert rows.value(semconv.EVICTION_TOKENS, tier="device", pool="kv") == STEP_ASIDE_AFTER
+    assert rows.value(semconv.EVICTION_TOKENS, tier="host", pool="kv") == 2 * STEP_ASIDE_AFTER
+    assert [
+        rows.value(semconv.TELEMETRY_HOOK_ATTACHED, hook=hook) for hook in ("work.Eviction", "work.Eviction.3")
+    ] == [1, 0]
+    assert handle.report().count("aside") == 2  # The state, and why.
+
+
 def test_a_method_that_is_replaced_on_its_object_is_the_one_that_is_called(exported: Exported) -> None:
     owner = Engine()
     handle = instrument(owner, exported, kv.Eviction(tokens=1))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcache_otel.engines.generic import objects
 from kvcache_otel.engines.generic.gauges import make_gauges
-from kvcache_otel.engines.generic.points import make_point, watch
+from kvcache_otel.engines.generic.points import hook_names, make_point, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -161,7 +161,8 @@ class Instrumented:
         missing: list[Missing] = []
         for name, several in facts.items():
             method = found[name]
-            points = [make_point(rows, name, fact, len(several) > 1, method) for fact in several]
+            called = hook_names(name, several)
+            points = [make_point(rows, name, *each, method) for each in zip(called, several, strict=True)]
             why = method if isinstance(method, str) else self._put(owner, name, method, points)
             for point, fact in zip(points, several, strict=True):
                 self._points.append(point)

@@ -12,25 +12,33 @@ from kvcache_otel.engines.generic.objects import Found, ObjectPoint
 from kvcache_otel.engines.hooks import Hook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvcache_otel.engines.generic.facts import Begin, Tell
     from kvcache_otel.engines.generic.rows import Rows
     from kvcache_otel.engines.hooks import Finish
 
 
-def make_point(rows: Rows, name: str, fact: Fact, several: bool, method: Found | str) -> ObjectPoint:
+def hook_names(name: str, facts: Sequence[Fact]) -> list[str]:
+    """Returns what the hooks of a method's facts are called: as the method, where it tells one fact only."""
+    if len(facts) == 1:
+        return [name]
+    kinds = [type(fact).__name__ for fact in facts]
+    earlier = [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
+    return [f"{name}.{kind}" + (f".{count + 1}" if count else "") for kind, count in zip(kinds, earlier, strict=True)]
+
+
+def make_point(rows: Rows, name: str, called: str, fact: Fact, method: Found | str) -> ObjectPoint:
     """Returns the hook of a fact.
 
     Args:
         rows: What the fact writes to.
         name: The method's name.
+        called: What the hook is called.
         fact: The fact.
-        several: Whether the method tells others too.
         method: The method, or why there is none: then the hook reads nothing, and has no rows but its own.
     """
     kind = type(fact).__name__
-    called = f"{name}.{kind}" if several else name
     moment = "around" if type(fact).begin is not Fact.begin else "after"
     hook = Hook(name=called, target=f":{name}", body=kind, fact=fact.WHAT, moment=moment)
     labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: called}
