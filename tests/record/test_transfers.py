@@ -684,7 +684,10 @@ def test_events_that_panic_tell_no_time(scene: Scene) -> None:
     with copies.transfer(bytes=2, stream=FakeStream()):
         pass
     copies.begin().end(bytes=3, events=(FakeEvent(), Panicking()))
-    assert (scene.lost(), scene.active, scene.finished, scene.moved()) == (2, 0, 2, 5)
+    made = iter([FakeEvent(), Panicking()])
+    with scene.make(make_event=lambda: next(made)).transfer(bytes=4, stream=FakeStream()):
+        pass
+    assert (scene.lost(), scene.active, scene.finished, scene.moved()) == (3, 0, 3, 9)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
