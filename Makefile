@@ -63,7 +63,8 @@ check: $(INSTALLED) ## Check format, lint, types, and that what is generated fit
 generate: $(INSTALLED) ## Generate code, documentation and dashboards from the catalogue
 	$(BIN)/python tools/generate.py
 
-bench: $(INSTALLED) ## Run the benchmarks; all but the first two need a real engine
+bench: $(INSTALLED) ## Run the benchmarks; the first needs a GPU, or says that there is none, the last two need a real engine
+	$(BIN)/python -m benchmarks.gpu_timing
 	$(BIN)/python -m benchmarks.bench_hot_path $(ARGS)
 	$(BIN)/python -m benchmarks.bench_events $(ARGS)
 	@python="$$($(BIN)/python tools/engine_env.py vllm)" && set -x && "$$python" -m benchmarks.bench_vllm_manager $(ARGS)

@@ -11,14 +11,14 @@ import logging
 import os
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.hooks import HookSet
 from kvcache_otel.engines.versions import is_before
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from opentelemetry.metrics import MeterProvider
 
@@ -48,6 +48,7 @@ class Instrumentation:
         self._adapters: dict[str, Any] = {}
         self._others: dict[int, tuple[MeterProvider, Runtime]] = {}
         self._said: set[str] = set()
+        self._rehearsed: list[tuple[Identity, MeterProvider | None]] | None = None
         self._lock = threading.RLock()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -93,15 +94,25 @@ class Instrumentation:
             identity: The cache's.
             meter_provider: The provider to use; None for the one that `attach` was given, the process's own, or one
                 made from the environment.
+
+        Raises:
+            TypeError: That is none.
         """
         if not _counts_exactly():
             self._warn("not instrumented: this Python has no global lock, without which counts are lost")
             return None
+        from opentelemetry.metrics import MeterProvider
+
         from kvcache_otel.export.settings import Settings
         from kvcache_otel.runtime import Runtime
 
+        if not isinstance(meter_provider, MeterProvider | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"meter_provider= must be a MeterProvider, and not a {type(meter_provider).__name__}")
         with self._lock:
             settings = self._settings or Settings.from_environ(os.environ)
+            if self._rehearsed is not None:
+                self._rehearsed.append((identity, meter_provider))
+                return _unread_probe(identity)
             if settings.forbidden:
                 _logger.info("kvcache: not instrumented: %s", settings.reason)
                 return None
@@ -114,9 +125,22 @@ class Instrumentation:
                 known = self._others[id(meter_provider)] = meter_provider, made
             return known[1].probe(identity)
 
+    @contextmanager
+    def rehearsal(self) -> Generator[list[tuple[Identity, MeterProvider | None]]]:
+        """Has caches of the program's own tell nobody: meanwhile nothing is exported, and nothing opened.
+
+        Yields:
+            The cache and the provider of each call of `own_probe` so far.
+        """
+        before, self._rehearsed = self._rehearsed, []
+        try:
+            yield self._rehearsed
+        finally:
+            self._rehearsed = before
+
     def detach(self) -> None:
         """Gives every engine its own functions back and ends exporting; a second call does nothing."""
-        generic: Any = sys.modules.get("kvcache_otel.engines.generic.instrument")
+        generic: Any = sys.modules.get("kvcache_otel.engines.generic.handle")
         if generic is not None:
             generic.remove_all()
         with self._lock:
@@ -228,6 +252,13 @@ def _version(engine: str) -> str:
         return str(getattr(sys.modules.get(engine), "__version__", ""))
     except Exception:  # An engine's module may run code of its own when it is asked.
         return ""
+
+
+def _unread_probe(identity: Identity) -> CacheProbe:
+    from kvcache_otel.record.probe import CacheProbe
+    from kvcache_otel.record.recorder import Recorder
+
+    return CacheProbe(Recorder(identity), identity)
 
 
 instrumentation = Instrumentation()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.engines.generic import usual
+from kvcache_otel.engines.generic import faults, usual
+from kvcache_otel.engines.generic.handle import Instrumented
 from kvcache_otel.engines.generic.instrument import instrument
 from kvcache_otel.engines.generic.rows import Tiers
 from kvcache_otel.identity import Identity, Rank
 from kvcache_otel.instrumentation import instrumentation
+from kvcache_otel.record.labels import printable
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.timing import DEADLINE_S
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from kvcache_otel.engines.generic.facts import Fact
     from kvcache_otel.engines.generic.gauges import Gauges
-    from kvcache_otel.engines.generic.instrument import Instrumented, Methods
+    from kvcache_otel.engines.generic.instrument import Methods
     from kvcache_otel.engines.generic.rows import Pools
 
 
@@ -63,11 +65,22 @@ def instrument_controller(
         The handle: what is attached, what is missing, and the way back.
 
     Raises:
-        TypeError: It is a class, or cannot be wrapped at all; or a fact is none.
+        TypeError: It is a class, or cannot be wrapped at all; or something that is said of it is not what it should be.
         ValueError: It is instrumented already; or a tier, a pool or a reason was not declared or does not exist.
     """
-    about = _about(controller, tiers, beside, names, cache, rank, deadline_s, meter_provider)
-    return _instrument(controller, about, usual.controller, methods, gauges)
+    return _instrument(
+        controller,
+        usual.controller,
+        tiers=tiers,
+        beside=beside,
+        methods=methods,
+        gauges=gauges,
+        names=names,
+        cache=cache,
+        rank=rank,
+        deadline_s=deadline_s,
+        meter_provider=meter_provider,
+    )
 
 
 def instrument_tree_core(
@@ -84,8 +97,19 @@ def instrument_tree_core(
     meter_provider: MeterProvider | None = None,
 ) -> Instrumented:
     """Has a tree core measured; all as in `instrument_controller`, with the protocol `TreeCore`."""
-    about = _about(tree_core, tiers, beside, names, cache, rank, deadline_s, meter_provider)
-    return _instrument(tree_core, about, usual.tree_core, methods, gauges)
+    return _instrument(
+        tree_core,
+        usual.tree_core,
+        tiers=tiers,
+        beside=beside,
+        methods=methods,
+        gauges=gauges,
+        names=names,
+        cache=cache,
+        rank=rank,
+        deadline_s=deadline_s,
+        meter_provider=meter_provider,
+    )
 
 
 def transfers(
@@ -119,16 +143,17 @@ def transfers(
 
     Raises:
         ValueError: The catalogue does not have a tier, a pool or a kind of timing.
+        TypeError: Something is not what it should be.
     """
-    identity = Identity(Engine.CUSTOM, cache, rank or Rank())
+    identity = _identity(cache, rank)
     # Where nothing is measured it is told all the same, to nobody.
     probe = instrumentation.own_probe(identity, meter_provider) or CacheProbe(Recorder(identity), identity)
     return Transfers(
         probe,
         source,
         destination,
-        pools=(pools,) if isinstance(pools, str) else pools,
-        name=name,
+        pools=faults.several("pools=", pools),
+        name=faults.text("name", name),
         timing=timing,
         queued=queued,
         make_event=make_event,
@@ -136,51 +161,53 @@ def transfers(
     )
 
 
-class _About(NamedTuple):
-    """What is said of an object, but for its methods."""
-
-    identity: Identity
-    tiers: Tiers
-    beside: Instrumented | None
-    deadline_s: float
-    meter_provider: MeterProvider | None
-
-
-def _about(
+def _instrument(
     owner: object,
+    usual_facts: Callable[[Collection[str]], Mapping[str, Fact]],
+    *,
     tiers: Mapping[str, Pools] | None,
     beside: Instrumented | None,
+    methods: Methods | None,
+    gauges: Gauges | None,
     names: Mapping[str, str] | None,
     cache: str | None,
     rank: Rank | None,
     deadline_s: float,
     meter_provider: MeterProvider | None,
-) -> _About:
-    if beside is None:
-        identity = Identity(Engine.CUSTOM, cache or type(owner).__name__, rank or Rank())
-        return _About(identity, Tiers(tiers or {}, names or {}), None, deadline_s, meter_provider)
-    if any(given is not None for given in (tiers, names, cache, rank, meter_provider)):
-        raise ValueError("beside= says already what tiers=, names=, cache=, rank= and meter_provider= would say")
-    if beside.tiers is None:
-        raise ValueError(f"beside: {beside.identity.cache_type} is not instrumented any more")
-    return _About(beside.identity, beside.tiers, beside, deadline_s, None)
-
-
-def _instrument(
-    owner: object,
-    about: _About,
-    facts: Callable[[Collection[str]], Mapping[str, Fact]],
-    methods: Methods | None,
-    gauges: Gauges | None,
 ) -> Instrumented:
+    if beside is None:
+        identity = _identity(type(owner).__name__ if cache is None else cache, rank)
+        declared = Tiers({} if tiers is None else tiers, {} if names is None else names)
+    elif any(given is not None for given in (tiers, names, cache, rank, meter_provider)):
+        raise ValueError("beside= says already what tiers=, names=, cache=, rank= and meter_provider= would say")
+    else:
+        identity, declared = _same(beside)
     return instrument(
         owner,
-        about.identity,
-        lambda: instrumentation.own_probe(about.identity, about.meter_provider),
-        tiers=about.tiers,
+        identity,
+        lambda: instrumentation.own_probe(identity, meter_provider),
+        tiers=declared,
         methods=methods,
-        usual=facts(about.tiers.pools),
+        usual=usual_facts(declared.pools),
         gauges=gauges,
-        deadline_s=about.deadline_s,
-        beside=about.beside,
+        deadline_s=deadline_s,
+        beside=beside,
     )
+
+
+def _same(beside: Instrumented) -> tuple[Identity, Tiers]:
+    if not isinstance(beside, Instrumented):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"beside= must be what instrumenting another object returned, and not {printable(beside)!r}")
+    if beside.tiers is None:
+        raise ValueError(f"beside: {beside.identity.cache_type} is not instrumented any more")
+    return beside.identity, beside.tiers
+
+
+def _identity(cache: str, rank: Rank | None) -> Identity:
+    faults.text("cache", cache)
+    if rank is None:
+        rank = Rank()
+    numbers = (rank.tp, rank.pp, rank.dp) if isinstance(rank, Rank) else (None,)  # pyright: ignore
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise TypeError(f"rank= must be a Rank of numbers from 0, and not {printable(rank)}")
+    return Identity(Engine.CUSTOM, cache, rank)

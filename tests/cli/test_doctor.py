@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,34 +21,14 @@ from kvcache_otel.instrumentation import ENGINES
 from kvcache_otel.record import cells
 from kvcache_otel.version import __version__
 from tests.cli import fake_engine
+from tests.cli.said import Said
 from tests.support.processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    Doctor = Callable[..., "Said"]
-
-
-class Said(NamedTuple):
-    """How a run of the doctor ended, and what it wrote; `words` is its text with every line break taken out."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def words(self) -> str:
-        return " ".join(self.out.split())
-
-    @property
-    def sentence(self) -> str:
-        """The last paragraph."""
-        return " ".join(self.out.rstrip().rpartition("\n\n")[2].split())
-
-    @property
-    def data(self) -> dict[str, Any]:
-        return json.loads(self.out)
+    Doctor = Callable[..., Said]
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache_otel import semconv
-from kvcache_otel.record import timing
+from kvcache_otel.record import reading, timing
 from kvcache_otel.record.cells import Counter, Histogram
 from kvcache_otel.record.pair import Pair
 from kvcache_otel.record.timing import Harvester
@@ -162,7 +162,7 @@ def threads() -> list[threading.Thread]:
 @pytest.fixture(autouse=True)
 def naps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the thread sleep as soon as there is nothing to ask, and not look again for a while first."""
-    monkeypatch.setattr(timing, "NAPS", 0)
+    monkeypatch.setattr(reading, "NAPS", 0)
 
 
 @pytest.fixture
@@ -265,16 +265,16 @@ def test_streams_are_read_in_the_order_in_which_they_are_done(device: Device) ->
 
 
 def test_a_copy_behind_more_unfinished_ones_than_a_round_asks_is_read_unasked(device: Device) -> None:
-    for _ in range(4 * timing.PER_ROUND):
+    for _ in range(4 * reading.PER_ROUND):
         device.copy(1.0, passed=False)
     device.copy(8.0)
     wait_until(lambda: device.seconds == 0.008)
 
 
 def test_a_round_asks_no_more_than_it_may(make: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "PER_ROUND", 10)
-    monkeypatch.setattr(timing, "SHORTEST_S", ENOUGH_S)
-    monkeypatch.setattr(timing, "LONGEST_S", ENOUGH_S)
+    monkeypatch.setattr(reading, "PER_ROUND", 10)
+    monkeypatch.setattr(reading, "SHORTEST_S", ENOUGH_S)
+    monkeypatch.setattr(reading, "LONGEST_S", ENOUGH_S)
     device = make()
     hanging = device.hang()
     ends = [device.copy(1.0, passed=False) for _ in range(100)]
@@ -470,7 +470,7 @@ def test_the_thread_sleeps_while_there_is_nothing_to_ask(device: Device, rounds:
 
 
 def test_while_pairs_keep_coming_nobody_is_woken(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "NAPS", 50)
+    monkeypatch.setattr(reading, "NAPS", 50)
     device.copy(1.0)
     assert device.settled()
     assert not threads_asleep(device)
@@ -683,7 +683,9 @@ def test_each_pair_ends_once_whoever_flushes_and_stops_meanwhile(make: Callable[
 
 
 @pytest.mark.parametrize(
-    ("function", "name"), [(Harvester.stop, "_reader"), (timing._Reader.finish_round, "_asked")], ids=["stop", "ask"]
+    ("function", "name"),
+    [(Harvester.stop, "_reader"), (reading.ReadingThread.finish_round, "_asked")],
+    ids=["stop", "ask"],
 )
 def test_no_thread_can_come_between_a_load_and_its_store(function: Callable[..., Any], name: str) -> None:
     span = Span(function, ("LOAD_ATTR", name), ("STORE_ATTR", name))

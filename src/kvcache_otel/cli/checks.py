@@ -25,16 +25,17 @@ _SOMETHING = "set OTEL_METRICS_EXPORTER to prometheus or otlp"
 _SCHEDULER = "a scheduler process without a rank"
 
 
+def interpreter() -> list[Finding]:
+    """Whether this interpreter can count."""
+    if cells.EXACT:
+        return []
+    text = "this Python runs without a global lock, without which counts are lost"
+    return [failure(text, "use an ordinary build of Python, or set PYTHON_GIL=1")]
+
+
 def installation() -> list[Finding]:
     """Whether this interpreter can count, and whether opentelemetry-instrument finds this package."""
-    findings: list[Finding] = []
-    if not cells.EXACT:
-        findings.append(
-            failure(
-                "this Python runs without a global lock, without which counts are lost",
-                "use an ordinary build of Python, or set PYTHON_GIL=1",
-            )
-        )
+    findings = interpreter()
     if any(entry.name == "kvcache" for entry in entry_points(group="opentelemetry_instrumentor")):
         findings.append(
             ok("entry point kvcache in opentelemetry_instrumentor: opentelemetry-instrument finds this package")
@@ -80,6 +81,14 @@ def export(settings: Settings, environ: Mapping[str, str]) -> ExportReport:
     if PROMETHEUS in usable and environ.get("PROMETHEUS_MULTIPROC_DIR"):
         findings.append(note("PROMETHEUS_MULTIPROC_DIR is set, which does not matter: every rank has its own endpoint"))
     return ExportReport(settings.variable, usable, destinations, findings)
+
+
+def provided(settings: Settings, environ: Mapping[str, str]) -> ExportReport:
+    """Where the metrics of a program would go that has a MeterProvider of its own; arguments as for `export`."""
+    if settings.forbidden:
+        return export(settings, environ)
+    destination = "by the MeterProvider that the program has"
+    return ExportReport("", [], [destination], [ok(f"exported {destination}")])
 
 
 def _remedy(settings: Settings) -> str:

@@ -1,6 +1,7 @@
 """``kvcache-otel doctor``: says what would be measured in this installation, what would not, and where it would go.
 
-It really imports the engine and really attaches the hooks, in its own process, but exports nothing and opens nothing.
+It really imports the engine, or makes the cache, and really attaches the hooks, in its own process, but exports nothing
+and opens nothing.
 """
 
 from __future__ import annotations
@@ -36,14 +37,24 @@ def add_to(commands: Commands) -> None:
         description="Says what would be measured in this installation, what would not, and where it would go. The exit "
         "status is 0 if something would be measured and exported, else 1.",
     )
-    parser.add_argument("--engine", choices=sorted(ENGINES), help="the engine to look at, if not every one")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "cache",
+        nargs="?",
+        metavar="MODULE[:NAME]",
+        help="a cache of your own: a module that makes it, or an object or a function without arguments in one",
+    )
+    which.add_argument("--engine", choices=sorted(ENGINES), help="the engine to look at, if not every one")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status."""
-    report = diagnose([options.engine] if options.engine else list(ENGINES), os.environ)
+    if options.cache is not None:
+        report = diagnose_own(options.cache, os.environ)
+    else:
+        report = diagnose([options.engine] if options.engine else list(ENGINES), os.environ)
     print(to_json(report) if options.json else to_text(report))
     return report.status
 
@@ -58,14 +69,7 @@ def diagnose(engines: Sequence[str], environ: Mapping[str, str]) -> Report:
     with _silence():
         found = [engine for name in engines if (engine := examine(name, environ)) is not None]
         report = Report(
-            versions={
-                "kvcache-otel": __version__,
-                "python": platform.python_version(),
-                **{name: _version(name) for name in _PACKAGES},
-            },
-            installation=checks.installation(),
-            engines=found,
-            export=checks.export(Settings.from_environ(environ), environ),
+            _versions(), found, checks.export(Settings.from_environ(environ), environ), checks.installation()
         )
     if not found:
         report.installation.append(
@@ -75,6 +79,27 @@ def diagnose(engines: Sequence[str], environ: Mapping[str, str]) -> Report:
             )
         )
     return report
+
+
+def diagnose_own(target: str, environ: Mapping[str, str]) -> Report:
+    """Looks at everything that has a part in a cache of the program's own.
+
+    Args:
+        target: Where that is; see `own.examine`.
+        environ: The environment that the program would find.
+    """
+    from kvcache_otel.cli import own  # It takes longer to import than all else that the command line needs.
+
+    with _silence():
+        found = own.examine(target)
+        settings = Settings.from_environ(environ)
+        export = checks.provided(settings, environ) if found.provided else checks.export(settings, environ)
+        return Report(_versions(), found.reports, export, checks.interpreter())
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: _version(name) for name in _PACKAGES}
+    return {"kvcache-otel": __version__, "python": platform.python_version(), **packages}
 
 
 def _version(distribution: str) -> str:

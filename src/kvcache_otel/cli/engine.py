@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib
-import io
-import os
 import sys
 import time
-import warnings
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from kvcache_otel.cli.foreign_code import quiet, try_import
 from kvcache_otel.cli.report import EngineReport, Finding, HookReport, failure, note, ok, reason, warning, words
 from kvcache_otel.engines import versions
 from kvcache_otel.engines.hooks import HookSet
@@ -20,7 +16,7 @@ from kvcache_otel.export.settings import one_line
 from kvcache_otel.instrumentation import ENGINES, is_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping
 
     from kvcache_otel.engines.hooks import HookPoint
 
@@ -36,7 +32,7 @@ def examine(name: str, environ: Mapping[str, str]) -> EngineReport | None:
         return None
     package, adapter = ENGINES[name]
     table = importlib.import_module(f"{package}.table")
-    with _quiet(table.QUIET):
+    with quiet(table.QUIET):
         version, why = _import(name, table.NAME)
         if why:
             findings = [failure(f"{table.NAME} cannot be imported: {why}", f"repair the installation of {table.NAME}")]
@@ -62,7 +58,7 @@ def _import(module: str, name: str) -> tuple[str, str]:
     """Returns the engine's version, and why it cannot be imported."""
     print(f"importing {name}, which takes about 10 s ...", file=sys.stderr, flush=True)
     began = time.monotonic()
-    why = _try_import(module)
+    why = try_import(module)
     try:
         version = words(getattr(sys.modules.get(module), "__version__", ""))
     except KeyboardInterrupt:
@@ -79,7 +75,7 @@ def _attach(table: Any, version: str, resolve: Callable[[str], Any]) -> tuple[li
 
     They are put in their places as `HookPoint.attach` does it, whatever the engine's own way: it has a way back.
     """
-    failed = {name: why for name in {hook.module for hook in table.HOOKS} if (why := _try_import(name))}
+    failed = {name: why for name in {hook.module for hook in table.HOOKS} if (why := try_import(name))}
     hooks = HookSet(table.HOOKS, resolve)
     try:
         hooks.attach()
@@ -106,62 +102,6 @@ def _why(name: str, version: str, point: HookPoint, failed: Mapping[str, str]) -
     """Returns why a hook is not attached; empty where it is."""
     why, since = failed.get(point.hook.module, point.why), point.hook.since
     return f"{why}; it is there from {name} {since} on" if why and versions.is_before(version, since) else why
-
-
-def _try_import(module: str) -> str:
-    """Returns why a module cannot be imported; empty where it can."""
-    try:
-        importlib.import_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        if isinstance(error, ModuleNotFoundError) and error.name:
-            return f"there is no module {words(error.name)}"
-        return f"importing {module} fails: {reason(error)}"
-    return ""
-
-
-@contextlib.contextmanager
-def _quiet(environ: Mapping[str, str]) -> Generator[None]:
-    """Lets the engine say nothing: its standard output would get into ours."""
-    before = {name: os.environ.get(name) for name in environ}
-    os.environ.update(environ)
-    try:
-        with _elsewhere(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _elsewhere() -> Generator[None]:
-    """Sends to standard error what is written to file descriptor 1, as libraries do that know no Python."""
-    _flush()
-    kept: int | None = None
-    with contextlib.suppress(OSError):  # One of them is closed.
-        kept = os.dup(1)
-        os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        _flush()
-        if kept is not None:
-            os.dup2(kept, 1)
-            os.close(kept)
-
-
-def _flush() -> None:
-    """Writes out what waits for file descriptor 1, in Python and in the C library."""
-    with contextlib.suppress(Exception):
-        ctypes.CDLL(None).fflush(None)
-    if sys.__stdout__ is not None:
-        with contextlib.suppress(Exception):
-            sys.__stdout__.flush()
 
 
 # -- what it means -----------------------------------------------------------------------------------------------------

@@ -146,9 +146,9 @@ class Report:
 
     Attributes:
         versions: Of this package, Python and OpenTelemetry.
-        installation: Whether engines find this package, and whether it can count here.
-        engines: Every engine that is installed.
+        engines: Every engine that is installed, or every object of a cache of the program's own.
         export: Where the metrics would go.
+        installation: Whether engines find this package, and whether it can count here.
     """
 
     versions: dict[str, str]
@@ -225,11 +225,12 @@ def to_text(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     names = (f"{name} {version}" for name, version in report.versions.items())
     yield from textwrap.wrap(", ".join(names), WIDTH, break_on_hyphens=False)
-    yield from _section("Installation", report.installation)
+    if report.installation:
+        yield from _section("Installation", report.installation)
     for engine in report.engines:
         yield from _section(engine.title, engine.findings)
         yield from _hooks(engine.hooks)
-        missing = [f"{hook.fact} (hook {hook.name})" for hook in engine.hooks if hook.fact and not hook.attached]
+        missing = [_limit(hook) for hook in engine.hooks if hook.fact and not hook.attached]
         if limits := missing + engine.limits:
             yield "  Not measured in this installation:"
             for limit in limits:
@@ -237,6 +238,10 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _section("Export", report.export.findings)
     yield ""
     yield from _wrapped("", report.summary)
+
+
+def _limit(hook: HookReport) -> str:
+    return hook.fact if hook.fact == hook.name else f"{hook.fact} (hook {hook.name})"
 
 
 def _section(title: str, findings: Sequence[Finding]) -> Iterator[str]:

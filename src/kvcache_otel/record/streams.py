@@ -118,6 +118,19 @@ class Streams:
         self._streams[key] = stream, ours
         return ours
 
+    def part(self) -> list[Lane]:
+        """Parts with the pairs on its streams, in a forked child, where a copy that began before may yet end.
+
+        Returns:
+            The pairs, for somebody to keep: to destroy one would ask a driver that is not there.
+        """
+        left: list[Lane] = []
+        for _, ours in self._streams.values():
+            if ours.lane is not None:
+                left.append(ours.lane)
+                ours.lane = deque()
+        return left
+
     def _spares_of(self, stream: Any, make: Callable[[], Any] | None) -> Spares:
         if make is not None:
             key: object = make

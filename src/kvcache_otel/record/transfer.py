@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from kvcache_otel.record.complaints import let_through
 from kvcache_otel.record.pair import Outcome, Pair
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Transfer(Pair):
-    """One transfer that has begun. Made by `Transfers.begin`; ends by `end`, or as a context manager with its block.
+    """One transfer that has begun. Made by `Transfers.begin` or `transfer`; ends by `end`, or with its block.
 
     What is not known before can be set inside the block, as attributes. A block that raises is a transfer that failed.
 
@@ -102,7 +103,8 @@ class Transfer(Pair):
             if events is not None:
                 self.events, self.lent = events, lent
             self._transfers.finish(self)
-        except Exception as error_of_ours:
+        except BaseException as error_of_ours:
+            let_through(error_of_ours)
             self._transfers.broken(error_of_ours)
 
     def cancel(self) -> None:

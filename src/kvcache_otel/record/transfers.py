@@ -6,22 +6,21 @@ Four clocks, and `kvcache.timing.source` says which: events of ours on a device'
 
 from __future__ import annotations
 
-import logging
 import operator
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.record.cells import unread
-from kvcache_otel.record.labels import declared, printable
+from kvcache_otel.record.complaints import Complaints, let_through
+from kvcache_otel.record.labels import declared
 from kvcache_otel.record.pair import Outcome
 from kvcache_otel.record.streams import NO_STREAM
 from kvcache_otel.record.timing import DEADLINE_S, LIMIT
 from kvcache_otel.record.transfer import Transfer
+from kvcache_otel.record.underway import Underway
 from kvcache_otel.semconv import Reason, TimingSource
 
 if TYPE_CHECKING:
@@ -31,11 +30,6 @@ if TYPE_CHECKING:
     from kvcache_otel.record.probe import CacheProbe, Route
     from kvcache_otel.record.transfer import Events, Failure, Tokens
 
-_logger = logging.getLogger(__name__)
-
-# Transfers that begin before it is worth a look which of them have ended.
-A_FEW = 64
-
 _INFINITY = float("inf")
 
 
@@ -43,7 +37,8 @@ class Transfers:
     """One direction of one cache. Setting it up may raise; from then on nothing does.
 
     Example:
-        >>> with transfers.begin(bytes=block.nbytes, tokens={"kv": 64}, stream=side_stream):
+        >>> copies = kvcache_otel.transfers("device", "host", cache="MyCache", timing="device_event")
+        >>> with copies.transfer(bytes=block.nbytes, tokens={"kv": 64}, stream=side_stream):
         ...     host.copy_(device, non_blocking=True)
     """
 
@@ -75,17 +70,22 @@ class Transfers:
         limit: Transfers that may be under way, as far as they are looked after.
 
         Raises:
-            ValueError: A tier, a pool or a kind of timing that the catalogue does not have, or no time at all to wait.
+            ValueError: A tier, a pool or a kind of timing that the catalogue does not have, one tier as both, or no
+                time at all to wait.
+            TypeError: What makes events cannot be called.
         """
-        tier = semconv.KVCACHE_TIER
-        self._where = f"{declared(tier, source)} to {declared(tier, destination)}"
+        declared(semconv.KVCACHE_SOURCE_TIER, source)
+        declared(semconv.KVCACHE_DESTINATION_TIER, destination)
         declared(semconv.KVCACHE_TIMING_SOURCE, timing)
+        if source == destination:
+            raise ValueError(f"a copy from {source} to {destination} is none between tiers")
         pools = tuple(pools)
         if not pools:
             raise ValueError("name the pools whose tokens move: at least one of them")
-        if not 0 < deadline_s < _INFINITY:
+        if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
             raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
-        self._probe, self._harvester = probe, probe.harvester
+        self._complaints = Complaints(probe, f"{source} to {destination}")
+        self._harvester = probe.harvester
         self._make_route: Callable[[str], Route] = lambda of: probe.route(source, destination, name=name, timing=of)
         self._usual = self._make_route(timing)
         self._routes = {timing: self._usual}
@@ -95,16 +95,15 @@ class Transfers:
         }
         self._first_pool = pools[0]
         self._queue: Histogram | None = self._usual.queue() if queued else None
-        self._make_event = make_event
+        self._make_event: Callable[[], Any] | None = None
+        if make_event is not None:
+            self.make_events_by(make_event)
         self._deadline_s = deadline_s
         self._limit = limit
-        # All that have begun, until they are seen to have ended or are overdue; and those that end by a key.
-        self._begun: deque[Transfer] = deque()
-        self._look_at = A_FEW
-        self._by_key: dict[Hashable, Transfer] = {}
+        self._underway = Underway(self._complaints, deadline_s, limit)
+        self._by_key: dict[Hashable, Transfer] = {}  # Those that are ended by a key.
         # Somebody else's events that wait to be read, by the id of the later one.
         self._foreign: dict[int, Transfer] = {}
-        self._said: set[str] = set()
         this = weakref.ref(self)
         labels: dict[str, str | int] = {
             semconv.KVCACHE_SOURCE_TIER: source,
@@ -114,6 +113,21 @@ class Transfers:
             labels[semconv.KVCACHE_TIER_NAME] = name
         # Adds nothing to what is active: whoever wants to know that also wants to know what is overdue.
         probe.observe(semconv.TRANSFER_ACTIVE, labels, lambda: _look_after(this()), owner=self)
+
+    def make_events_by(self, make_event: Callable[[], Any]) -> None:
+        """Says what makes an event with timing, for a device that torch does not know by name.
+
+        Raises:
+            TypeError: It cannot be called.
+            ValueError: They are made in another way already.
+        """
+        if not callable(make_event):
+            raise TypeError("make_event= must be a callable that makes an event")
+        if self._make_event not in (None, make_event):
+            raise ValueError(
+                f"events of transfers from {self._complaints.where} are made by another make_event= already"
+            )
+        self._make_event = make_event
 
     # -- in the engine's hot path --------------------------------------------------------------------------------------
 
@@ -126,7 +140,7 @@ class Transfers:
         requested: float | None = None,
         key: Hashable | None = None,
     ) -> Transfer:
-        """Says that a transfer begins. Never raises.
+        """Says that a transfer begins: the first half of a pair, whose other is `end`. Never raises.
 
         Args:
             bytes: Bytes that it moves, where that is known already.
@@ -144,22 +158,23 @@ class Transfers:
                 try:
                     transfer.stream = ours = self._harvester.streams.stream(stream, self._make_event)
                     transfer.before = ours.mark()
-                except Exception as error:  # No torch, no device, no such flag: it depends on all of them.
-                    self._untimed(error)
+                except BaseException as error:  # No torch, no device, no such flag: it depends on all of them.
+                    let_through(error)
+                    self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
             if requested is not None:
                 self.waited(transfer.began - requested)
             if key is not None:
                 self.keep(transfer, key)
-            begun = self._begun
-            begun.append(transfer)
-            if len(begun) >= self._look_at:
-                self.look_after()
-                self._look_at = len(begun) + A_FEW
-        except Exception as error:
-            self.broken(error)
+            self._underway.add(transfer)
+        except BaseException as error:
+            let_through(error)
+            self._complaints.broken(error)
         self._active.add(1)
         return transfer
+
+    transfer = begin
+    """The same, in the words of a block: ``with copies.transfer(bytes=4096): …`` lasts as long as the transfer."""
 
     def end(
         self,
@@ -175,11 +190,12 @@ class Transfers:
         """Says that the transfer has ended which began under a key; see `Transfer.end`. Never raises."""
         try:
             transfer = self._by_key.pop(key, None)
-        except Exception as unhashable:
-            self.broken(unhashable)
+        except BaseException as unhashable:
+            let_through(unhashable)
+            self._complaints.broken(unhashable)
             return
         if transfer is None:
-            self._contradicted("ended that had not begun", Reason.MISSING_ROW)
+            self._complaints.contradicted("ended that had not begun", Reason.MISSING_ROW)
         else:
             transfer.end(bytes=bytes, tokens=tokens, seconds=seconds, events=events, lent=lent, error=error)
 
@@ -198,7 +214,7 @@ class Transfers:
         if before is not None and not before.ended:
             before.ended = True
             self._active.add(-1)
-            self._contradicted("did not end before others began in its place", Reason.OTHER)
+            self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
 
     @property
     def open_keys(self) -> int:
@@ -213,7 +229,7 @@ class Transfers:
     def close(self) -> None:
         """Ends that row, and forgets what is under way: nobody tells any more."""
         self.end_active()
-        self._begun.clear()
+        self._underway.clear()
         self._by_key.clear()
 
     def forget(self, error: str) -> None:
@@ -260,8 +276,9 @@ class Transfers:
             transfer.stream.give_back(transfer.before, transfer.after)
         try:
             self._count(transfer, self._route(TimingSource.DEVICE_EVENT))
-        except Exception as error:
-            self.broken(error)
+        except BaseException as error:
+            let_through(error)
+            self._complaints.broken(error)
 
     def cancelled(self, transfer: Transfer) -> None:
         """Takes a transfer back that was none."""
@@ -278,11 +295,11 @@ class Transfers:
 
     def ended_twice(self) -> None:
         """Counts an end too many."""
-        self._contradicted("ended twice", Reason.MISSING_ROW)
+        self._complaints.contradicted("ended twice", Reason.MISSING_ROW)
 
-    def broken(self, error: Exception) -> None:
+    def broken(self, error: BaseException) -> None:
         """Counts an exception of ours, or of what somebody said about a transfer."""
-        self._probe.failed("transfer", f"transfers from {self._where}", error)
+        self._complaints.broken(error)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -292,8 +309,9 @@ class Transfers:
         if transfer.before is not None:
             try:
                 transfer.after = stream.mark()
-            except Exception as error:
-                self._untimed(error)
+            except BaseException as error:
+                let_through(error)
+                self._complaints.untimed(error)
             else:
                 transfer.duration = route.duration
                 if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
@@ -322,14 +340,17 @@ class Transfers:
                 if self._harvester.hand_over(transfer, None, self._deadline_s):
                     return
                 del self._foreign[id(transfer.after)]
-        except Exception as error:
-            self._untimed(error)
+        except BaseException as error:
+            let_through(error)
+            self._complaints.untimed(error)
         self._count(transfer, route)
 
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
-        route.duration.record(seconds)
-        self._count(transfer, route)
+        try:
+            route.duration.record(0.0 + seconds)  # A number that no float holds is refused before it is counted.
+        finally:  # Whatever its time was said to be, it has ended.
+            self._count(transfer, route)
 
     def _count(self, transfer: Transfer, route: Route) -> None:
         self._active.add(-1)
@@ -339,15 +360,14 @@ class Transfers:
             self._count_tokens(transfer.tokens)
         transfer.before = transfer.after = transfer.events = None  # Whoever keeps it keeps none of the device's.
 
-    def _count_tokens(self, tokens: Tokens) -> None:
+    def _count_tokens(self, tokens: Any) -> None:
         if type(tokens) is int or not isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
-            self._tokens[self._first_pool].add(operator.index(tokens))  # type: ignore[arg-type]
+            self._tokens[self._first_pool].add(operator.index(tokens))
             return
-        for pool, count in tokens.items():
+        for pool, count in cast("Mapping[str, int]", tokens).items():
             counter = self._tokens.get(pool)
             if counter is None:
-                self._probe.lost(Reason.OTHER)
-                self._say("pool", f"tokens of the pool {printable(pool)!r}, which was not declared, are not counted")
+                self._complaints.undeclared(pool)
             else:
                 counter.add(operator.index(count))
 
@@ -359,39 +379,8 @@ class Transfers:
         return route
 
     def look_after(self) -> None:
-        """Forgets what has ended, and counts what should have; on any thread."""
-        begun, since = self._begun, time.monotonic() - self._deadline_s
-        while begun:
-            try:
-                oldest = begun.popleft()
-            except IndexError:  # Another thread took the last one.
-                return
-            if oldest.ended:
-                continue
-            if oldest.began < since:
-                self._probe.lost(Reason.EVENT_LOST)
-                self._say("overdue", f"one has begun and not ended for {self._deadline_s:g} s, and stays active")
-            elif len(begun) >= self._limit:
-                self._probe.lost(Reason.QUEUE_FULL)
-                self._say("many", f"more than {self._limit} have begun and not ended; the oldest are not watched")
-            else:
-                begun.appendleft(oldest)
-                return
-
-    def _contradicted(self, what: str, reason: str) -> None:
-        self._probe.accounting_error(reason)
-        self._say(what, f"one {what}; see kvcache.accounting.errors")
-
-    def _untimed(self, error: Exception) -> None:
-        self._probe.lost(Reason.EVENT_LOST)
-        self._say("untimed", f"no device time: {type(error).__name__}: {printable(error)}")
-
-    def _say(self, what: str, words: str) -> None:
-        """Says something once; a handler of somebody's that raises is no affair of the engine's."""
-        if what not in self._said:
-            self._said.add(what)
-            with suppress(Exception):
-                _logger.warning("kvcache: transfers from %s: %s", self._where, words)
+        """Counts what should have ended; on any thread."""
+        self._underway.look_after()
 
 
 def _look_after(transfers: Transfers | None) -> None:

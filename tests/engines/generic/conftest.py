@@ -15,6 +15,8 @@ from tests.support.rows import Rows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvcache_otel.runtime import Runtime
+
 
 class Exported:
     """A provider of the test's own.
@@ -28,11 +30,16 @@ class Exported:
         self.provider = MeterProvider([self._reader])
 
     @property
+    def runtime(self) -> Runtime:
+        """What exports it."""
+        _, runtime = instrumentation._others[id(self.provider)]
+        return runtime
+
+    @property
     def rows(self) -> Rows:
         """What is recorded for it."""
-        _, runtime = instrumentation._others[id(self.provider)]
-        assert runtime.recorder is not None
-        return Rows(runtime.recorder)
+        assert self.runtime.recorder is not None
+        return Rows(self.runtime.recorder)
 
     def names(self) -> set[str]:
         """The metrics that come out at the other end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.engines.generic.facts import Fact, optional
+from kvcache_otel.engines.generic.facts import Fact, caught, optional
 from kvcache_otel.semconv import Tier, TimingSource
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class Copy(Fact):
             after the call. A value, or a callable of the `Call` alone.
         make_event: Makes such events, for a device that torch does not know by name.
         requested: Since when it was wanted, by `time.monotonic`: a callable of the `Call` alone.
-        error: What went wrong, in a short word; None where nothing did. An exception is seen without it.
+        error: What went wrong, in a short word or as an exception; None, or anything that is false, where nothing did.
+            What the method raises is seen without it.
         key: What `CopiesDone` will call it, where the method returns before the copy has ended.
     """
 
@@ -60,6 +61,8 @@ class Copy(Fact):
             raise TypeError(f"one of {'=, '.join(clocks)}= tells how long a copy took, not all of them")
         if self.key is not None and clocks:
             raise TypeError(f"a copy with key= is timed by its CopiesDone, not by {clocks[0]}=")
+        if self.requested is not None and not callable(self.requested):
+            raise TypeError("requested= must be a callable of the call")
 
     def lost(self, rows: Rows, *, aside: bool) -> None:
         if aside:  # Of one that was missed, the beginning was taken back.
@@ -94,10 +97,12 @@ class Copy(Fact):
                         transfers.waited(transfer.began - since)
                     if raised is not None:
                         transfer.end(error=raised)
-                    elif error is not None and (wrong := error(result, call)) is not None:
-                        transfer.end(error=wrong)
+                    elif error is not None and (failure := error(result, call)):
+                        transfer.end(error=failure)
                     else:
                         transfer.bytes, transfer.tokens = moved(result, call), tokens(result, call)
+                        if transfer.tokens is None:
+                            raise TypeError("tokens= gave None")
                         if key is not None:
                             transfers.keep(transfer, key(result, call))
                         else:
@@ -106,9 +111,9 @@ class Copy(Fact):
                                 events=None if events is None else events(result, call),
                                 lent=lent,
                             )
-                except BaseException:
+                except BaseException as wrong:
                     transfer.cancel()  # It is not known what it was; that something is wrong is counted by the hook.
-                    raise
+                    raise caught(wrong) from None
 
             return ended
 
@@ -160,7 +165,7 @@ class CopiesDone(Fact):
         seconds: How long one took, as whoever made it says: a callable of its key and the `Call`.
         events: Two events around one: a callable of its key and the `Call`.
         lent: Whether these may be recorded again as soon as the method has returned.
-        error: What went wrong with one, None where nothing did: a callable of its key and the `Call`.
+        error: What went wrong with one, as in `Copy`: a callable of its key and the `Call`.
     """
 
     WHAT = "when copies have ended"
@@ -194,7 +199,7 @@ class CopiesDone(Fact):
                     seconds=None if seconds is None else seconds(key, call),
                     events=None if events is None else events(key, call),
                     lent=lent,
-                    error=None if error is None else error(key, call),
+                    error=None if error is None else error(key, call) or None,
                 )
 
         return done

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvcache_otel import semconv
+from kvcache_otel.engines.generic import faults
 from kvcache_otel.record.labels import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from kvcache_otel.engines.generic.call import Call, Read
     from kvcache_otel.engines.generic.rows import Rows
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
     Tell = Callable[[Any, Call], None]
     Begin = Callable[[Call], Finish | None]
+
+
+# The readers of amounts, whichever fact has them.
+QUANTITIES = ("tokens", "bytes", "hit", "loaded", "fulfilled", "unfulfilled", "prompt", "served", "blocks", "times")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,10 @@ class Fact:
     when: Read | None = None
 
     def __post_init__(self) -> None:
+        for name in QUANTITIES:
+            given = getattr(self, name, None)
+            if given is not None and not callable(given):
+                faults.quantity(f"{type(self).__name__}: {name}", given)
         missing = [name for name in self.REQUIRED if getattr(self, name) is None]
         if missing and len(missing) < len(self.REQUIRED):
             raise TypeError(
@@ -95,16 +104,28 @@ def optional(given: Any) -> Callable[[Any, Call], Any] | None:
     return None if given is None else reading(given, "")
 
 
-def check_reasons(spec: MetricSpec, reasons: tuple[str, ...]) -> tuple[str, ...]:
+def caught(error: BaseException) -> BaseException:
+    """Returns what to raise in place of what a reader has raised, so that a hook may catch it.
+
+    A panic of Rust code, say, is no `Exception`, and would get through to the engine. What signal handlers raise may.
+    """
+    if isinstance(error, Exception | SystemExit | KeyboardInterrupt):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {printable(error)}")
+
+
+def check_reasons(spec: MetricSpec, given: str | Iterable[str]) -> tuple[str, ...]:
     """Returns reasons that a metric has.
 
     Raises:
         ValueError: It does not have one of them.
+        TypeError: They are none at all.
     """
+    reasons = faults.several("reasons=", given)
     members = spec.values[semconv.KVCACHE_REASON]
     for reason in reasons:
-        if reason not in members:
+        if not isinstance(reason, str) or reason not in members:
             raise ValueError(
                 f"{spec.name} has no reason {printable(reason)!r}: it is one of {', '.join(sorted(members))}"
             )
-    return tuple(reasons)
+    return reasons

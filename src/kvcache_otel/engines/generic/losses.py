@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel import semconv
-from kvcache_otel.engines.generic.facts import Fact, check_reasons
+from kvcache_otel.engines.generic.facts import Fact, caught, check_reasons
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason, Tier
 
@@ -46,8 +46,11 @@ class Eviction(Fact):
 
             def ended(result: Any, raised: BaseException | None) -> None:
                 took = time.perf_counter() - began
-                if raised is None and happened(result, call) and add(tokens(result, call)) > 0:
-                    passes.record(took)
+                try:
+                    if raised is None and happened(result, call) and add(tokens(result, call)) > 0:
+                        passes.record(took)
+                except BaseException as error:
+                    raise caught(error) from None
 
             return ended
 
@@ -74,7 +77,7 @@ class Drop(Fact):
     reasons: tuple[str, ...] = (Reason.HOST_PRESSURE, Reason.WRITE_THROUGH_UNBACKED_EVICTION, Reason.POOL_FULL)
 
     def tell(self, rows: Rows) -> Tell:
-        reasons = (self.reason,) if isinstance(self.reason, str) else self.reasons
+        reasons = self.reasons if self.reason is None or callable(self.reason) else (self.reason,)
         adds = {
             reason: rows.by_pool(self.tier, lambda tier, pool, reason=reason: rows.probe.dropped(tier, pool, reason))
             for reason in (*check_reasons(semconv.DROPPED_TOKENS, reasons), Reason.OTHER)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.generic.facts import Fact
@@ -26,30 +25,42 @@ def measures(*facts: Fact) -> Callable[[Function], Function]:
         A decorator that returns the method itself.
 
     Raises:
-        TypeError: One of them is no fact.
+        TypeError: There is none, or one of them is no fact; or what is marked is no method.
 
     Example:
         >>> class Controller:
         ...     @measures(Eviction(tokens=lambda freed, call: freed))
         ...     def make_room(self, tokens: int) -> int: ...
     """
+    if not facts:
+        raise TypeError("measures() needs at least one fact, as Backup(…) or Eviction(…) are")
     for fact in facts:
         if not isinstance(fact, Fact):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"{fact!r} is no fact, as Backup(…) or Eviction(…) are")
 
-    def mark(function: Function) -> Function:
-        setattr(function, _MARK, facts)
-        return function
+    def mark(method: Function) -> Function:
+        if isinstance(method, type):
+            raise TypeError(f"measures() marks methods, and {method.__name__} is a class")
+        try:
+            setattr(method, _MARK, facts)
+        except (AttributeError, TypeError):
+            raise TypeError(f"measures() marks methods, and a {type(method).__name__} takes no mark") from None
+        return method
 
     return mark
 
 
 def marked(kind: type) -> dict[str, tuple[Fact, ...]]:
-    """Returns what the methods of a class tell that are marked, by their names."""
+    """Returns what the methods of a class tell that are marked, by their names.
+
+    A mark holds for what a subclass puts in the method's place, unless that has one of its own.
+    """
     found: dict[str, tuple[Fact, ...]] = {}
-    for name in dir(kind):
-        defined: Any = inspect.getattr_static(kind, name, None)
-        facts = getattr(getattr(defined, "__func__", defined), _MARK, None)
-        if isinstance(facts, tuple):
-            found[name] = facts  # pyright: ignore[reportUnknownVariableType]
+    for base in reversed(kind.__mro__):
+        for name, defined in vars(base).items():
+            # A static method may carry it, or its function.
+            for thing in (defined, getattr(defined, "__func__", None)):
+                facts = getattr(thing, "__dict__", {}).get(_MARK)
+                if isinstance(facts, tuple):
+                    found[name] = facts  # pyright: ignore[reportUnknownVariableType]
     return found

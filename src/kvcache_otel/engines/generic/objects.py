@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvcache_otel.engines.hooks import HookPoint
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from kvcache_otel.engines.hooks import Hook
     from kvcache_otel.record.cells import Counter
+
+# The attribute under which an object carries its instrumentation, which ends with it.
+ANCHOR = "_kvcache_otel"
 
 _NOTHING = object()
 
@@ -50,9 +53,13 @@ class ObjectPoint(HookPoint):
 
 
 class StandIn:
-    """Takes a method's place on its object. A copy of the object, or one from a pickle, has its own method again."""
+    """Takes a method's place on its object. A copy of the object, or one from a pickle, has its own method again.
 
-    __slots__ = ("__weakref__", "_hooked", "_name", "_owner", "_plain")
+    Attributes:
+        before: What was in its place among the object's own attributes; `_NOTHING` where nothing was.
+    """
+
+    __slots__ = ("__weakref__", "_hooked", "_name", "_owner", "_plain", "before")
 
     def __init__(self, owner: Any, name: str, plain: Callable[..., Any], hooked: Callable[..., Any]) -> None:
         """Args:
@@ -65,6 +72,7 @@ class StandIn:
         self._name = name
         self._plain = plain
         self._hooked = hooked
+        self.before = attributes_of(owner).get(name, _NOTHING)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owner = self._owner()
@@ -85,6 +93,30 @@ class StandIn:
 
     def __reduce__(self) -> Any:
         return getattr, (self._owner(), self._name)
+
+
+def reduce_plainly(owner: Any, protocol: Any) -> Any:
+    """Takes the place of an object's `__reduce_ex__`: what copies and pickles it finds none of ours.
+
+    A shallow copy would otherwise carry the stand-ins, and act on the object that it was copied from.
+    """
+    kind: Any = type(owner)  # pyright: ignore[reportUnknownVariableType]
+    reduced: Any = kind.__reduce_ex__(owner, protocol)
+    parts = cast("tuple[Any, ...]", reduced) if isinstance(reduced, tuple) else ()
+    if len(parts) < 3:
+        return cast("object", reduced)
+    state = parts[2]
+    if isinstance(state, tuple) and len(slots := cast("tuple[Any, ...]", state)) == 2:  # With slots, they come second.
+        state = _without_ours(slots[0]), slots[1]
+    return *parts[:2], _without_ours(state), *parts[3:]
+
+
+def _without_ours(state: Any) -> Any:
+    if not isinstance(state, dict):
+        return state
+    attributes = cast("dict[str, Any]", state)
+    plain = {name: value.before if isinstance(value, StandIn) else value for name, value in attributes.items()}
+    return {name: value for name, value in plain.items() if value is not _NOTHING and name != ANCHOR}
 
 
 def attributes_of(owner: object) -> dict[str, Any]:
@@ -140,7 +172,7 @@ def _of_owner(function: Callable[..., Any]) -> Callable[..., Any]:
 class Place:
     """Where a stand-in was put, and what was there before."""
 
-    __slots__ = ("_before", "_name", "_stand_in")
+    __slots__ = ("_name", "_stand_in")
 
     def __init__(self, owner: Any, name: str, found: Found, points: Sequence[HookPoint]) -> None:
         """Args:
@@ -154,9 +186,7 @@ class Place:
             hooked = point.wrap(hooked)
         self._name = name
         self._stand_in = StandIn(owner, name, found.plain, hooked)
-        attributes = attributes_of(owner)
-        self._before: Any = attributes.get(name, _NOTHING)
-        attributes[name] = self._stand_in
+        attributes_of(owner)[name] = self._stand_in
 
     def is_seen(self, owner: Any) -> bool:
         """Returns whether who asks the object for the method is given the stand-in."""
@@ -166,7 +196,7 @@ class Place:
         """Puts back what was there; where somebody has put something else meanwhile, leaves that."""
         attributes = attributes_of(owner)
         if attributes.get(self._name) is self._stand_in:
-            if self._before is _NOTHING:
+            if self._stand_in.before is _NOTHING:
                 del attributes[self._name]
             else:
-                attributes[self._name] = self._before
+                attributes[self._name] = self._stand_in.before

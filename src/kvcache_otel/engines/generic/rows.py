@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
+from kvcache_otel.engines.generic import faults
 from kvcache_otel.engines.generic.prefetches import PrefetchBooks
 from kvcache_otel.record.labels import declared, printable
 from kvcache_otel.record.transfers import Transfers
@@ -44,7 +45,9 @@ class Tiers:
 
         Raises:
             ValueError: The catalogue does not have a tier or a pool, or a tier has no pool, or there is none.
+            TypeError: Something is not what it should be.
         """
+        faults.mapping("tiers", tiers, '{"device": "kv"}')
         if not tiers:
             raise ValueError('no tier is declared: say which there are, as in tiers={"device": "kv", "host": "kv"}')
         self.pools: dict[str, tuple[str, ...]] = {}
@@ -52,13 +55,14 @@ class Tiers:
             declared(semconv.KVCACHE_TIER, tier)
             if tier == semconv.Tier.NONE:
                 raise ValueError("the tier 'none' is for what no tier served: it has no pools")
-            several = (pools,) if isinstance(pools, str) else tuple(pools)
+            several = faults.several(f"the pools of the {tier} tier", pools)
             if not several:
                 raise ValueError(f"the tier {tier!r} has no pool: name one, as 'kv'")
             self.pools[tier] = tuple(declared(semconv.KVCACHE_POOL, pool) for pool in several)
-        self.names = dict(names)
-        for tier in self.names:
+        self.names = dict(faults.mapping("names", names, '{"disk": "file"}'))
+        for tier, name in self.names.items():
             self.of(tier, "names")
+            faults.text(f"names: what {tier} is called", name)
 
     def of(self, tier: str, what: str) -> tuple[str, ...]:
         """Returns the pools of a tier.
@@ -70,7 +74,7 @@ class Tiers:
         Raises:
             ValueError: It was not declared.
         """
-        if tier not in self.pools:
+        if not isinstance(tier, str) or tier not in self.pools:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{what}: the tier {printable(tier)!r} was not declared; {', '.join(self.pools)} were")
         return self.pools[tier]
 
@@ -111,15 +115,14 @@ class Rows:
         queued: bool = False,
         make_event: Callable[[], Any] | None = None,
     ) -> Transfers:
-        """Returns the transfers of one direction; see `Transfers`. The first that asks says how they are timed.
+        """Returns the transfers of one direction; see `Transfers`. The first that asks says how most are timed.
 
         Raises:
-            ValueError: A tier was not declared, or both are the same.
+            ValueError: A tier was not declared, or both are the same, or events of one direction are made in two ways.
+            TypeError: What makes events cannot be called.
         """
         pools = self.tiers.of(source, "source")
         self.tiers.of(destination, "destination")
-        if source == destination:
-            raise ValueError(f"a copy from {source} to {destination} is none between tiers")
         transfers = self._transfers.get((source, destination))
         if transfers is None:
             transfers = self._transfers[source, destination] = Transfers(
@@ -133,6 +136,8 @@ class Rows:
                 make_event=make_event,
                 deadline_s=self.deadline_s,
             )
+        elif make_event is not None:
+            transfers.make_events_by(make_event)
         return transfers
 
     @property
@@ -170,13 +175,14 @@ class Rows:
                 amount = operator.index(tokens)
                 first.add(amount)
                 return amount
-            total = 0
             by_pool = cast("Mapping[str, Any]", tokens)
-            for pool, count in by_pool.items():
+            amounts = [(pool, operator.index(count)) for pool, count in by_pool.items()]  # All of them, or none.
+            total = 0
+            for pool, amount in amounts:
                 if (known := counters.get(pool)) is None:
                     self.undeclared(f"the pool {printable(pool)!r} of the {tier} tier")
                     continue
-                known.add(amount := operator.index(count))
+                known.add(amount)
                 total += amount
             return total
 

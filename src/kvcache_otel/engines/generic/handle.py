@@ -1,0 +1,229 @@
+"""The instrumentation of one object: what is attached, what is missing, and the way back."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvcache_otel.engines.generic import objects
+from kvcache_otel.engines.generic.gauges import make_gauges
+from kvcache_otel.engines.generic.points import hook_names, make_point, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from kvcache_otel.engines.generic.facts import Fact
+    from kvcache_otel.engines.generic.gauges import Gauges
+    from kvcache_otel.engines.generic.rows import Rows, Tiers
+    from kvcache_otel.identity import Identity
+    from kvcache_otel.record.transfers import Transfers
+
+# What Gauges are listed as, beside the names of methods.
+GAUGE = "gauge"
+
+# In the order in which they were made.
+_living: weakref.WeakValueDictionary[int, Instrumented] = weakref.WeakValueDictionary()
+
+
+class Measured(NamedTuple):
+    """What is measured of an object.
+
+    Attributes:
+        name: The hook, which has its method's name; or `GAUGE`.
+        what: What is measured, in words.
+    """
+
+    name: str
+    what: str
+
+
+class Missing(NamedTuple):
+    """What cannot be measured of an object.
+
+    Attributes:
+        name: The hook, which has its method's name; or `GAUGE`.
+        what: What is not measured, in words.
+        why: Why.
+    """
+
+    name: str
+    what: str
+    why: str
+
+
+class Instrumented:
+    """The instrumentation of one object. The object keeps it; who holds it does not keep the object.
+
+    Attributes:
+        identity: The cache and rank that its rows are about.
+        kind: The object's class.
+        tiers: The cache's tiers; None where the object was given back, or is gone.
+        measured: What is measured.
+        missing: What cannot be measured, and why.
+    """
+
+    def __init__(self, identity: Identity, kind: type, tiers: Tiers, missing: Iterable[Missing] = ()) -> None:
+        """Args:
+        identity: As the attribute.
+        kind: As the attribute.
+        tiers: As the attribute.
+        missing: As the attribute.
+        """
+        self.identity = identity
+        self.kind = kind
+        self.tiers: Tiers | None = tiers
+        self.measured: tuple[Measured, ...] = ()
+        self.missing: tuple[Missing, ...] = tuple(missing)
+        self._owner: Callable[[], Any] = lambda: None
+        self._rows: Rows | None = None
+        self._places: list[objects.Place] = []
+        self._points: list[objects.ObjectPoint] = []
+        self._gauges: object = ()  # Their rows end when they are let go.
+
+    @property
+    def attached(self) -> tuple[str, ...]:
+        """The names of the hooks that are in place."""
+        return tuple(point.hook.name for point in self._points if point.state == "attached")
+
+    @property
+    def rows(self) -> Rows | None:
+        """What its facts write to; None where it was removed, or nothing is measured in this process."""
+        return self._rows
+
+    def transfers(self, source: str, destination: str) -> Transfers:
+        """Returns the transfers of one direction, to tell of some by hand: see `Transfers`.
+
+        Raises:
+            ValueError: A tier was not declared.
+            RuntimeError: The instrumentation was removed, or nothing is measured in this process.
+        """
+        if self._rows is None:
+            raise RuntimeError(f"{self.identity.cache_type} is not instrumented any more, or was not at all")
+        return self._rows.transfers(source, destination)
+
+    def report(self) -> str:
+        """Returns what is measured and what is not, in words, one line each."""
+        rank = self.identity.rank
+        lines = [f"{self.identity.cache_type}, rank tp={rank.tp} pp={rank.pp} dp={rank.dp}"]
+        width = max((len(item.name) for item in (*self.measured, *self.missing)), default=0)
+        by_name = {point.hook.name: point for point in self._points}
+        for name, what in self.measured:
+            point = by_name.get(name)
+            state, words = ("attached", what) if point is None else (point.state, point.why or what)
+            lines.append(f"  {state:<9}  {name:<{width}}  {words}")
+        lines += [f"  {'MISSING':<9}  {item.name:<{width}}  {item.why}" for item in self.missing]
+        if self.missing:
+            lines.append("  Not measured:")
+            lines += [f"    - {what}" for what in dict.fromkeys(item.what for item in self.missing)]
+        return "\n".join(lines)
+
+    def remove(self) -> None:
+        """Gives the object back as it was, and ends its rows; a second call does nothing. Never raises."""
+        owner = self._owner()
+        if owner is not None:
+            for place in reversed(self._places):
+                place.clear(owner)
+            if objects.attributes_of(owner).get(objects.ANCHOR) is self:
+                del objects.attributes_of(owner)[objects.ANCHOR]
+        self._end()
+
+    def is_of(self, owner: object) -> bool:
+        """Returns whether it is this object's, and not one that it was copied from."""
+        return self._owner() is owner
+
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # A copy of the object, or one from a pickle, is not instrumented.
+
+    def attach(
+        self,
+        owner: Any,
+        rows: Rows,
+        facts: Mapping[str, tuple[Fact, ...]],
+        gauges: Gauges,
+        found: Mapping[str, objects.Found | str],
+    ) -> None:
+        """Wraps the methods that there are, and makes the rows.
+
+        Args:
+            owner: The object.
+            rows: What the facts write to.
+            facts: The facts of each method.
+            gauges: What else it can be asked for.
+            found: Each method, or why there is none.
+        """
+        self._owner = weakref.ref(owner, self._ending())
+        self._rows = rows
+        rows.keep()
+        _living[id(self)] = self
+        objects.attributes_of(owner)[objects.ANCHOR] = self
+        measured: list[Measured] = []
+        missing: list[Missing] = []
+        for name, several in facts.items():
+            method = found[name]
+            called = hook_names(name, several)
+            points = [make_point(rows, name, *each, method) for each in zip(called, several, strict=True)]
+            why = method if isinstance(method, str) else self._put(owner, name, method, points)
+            for point, fact in zip(points, several, strict=True):
+                self._points.append(point)
+                watch(rows, point, self)
+                if why:
+                    point.why = why
+                    missing.append(Missing(point.hook.name, fact.WHAT, why))
+                else:
+                    point.placed(lambda: "attached", "")
+                    measured.append(Measured(point.hook.name, fact.WHAT))
+        self._put(owner, "__reduce_ex__", objects.Found(objects.reduce_plainly, owner.__reduce_ex__), [])
+        living, lacking = make_gauges(rows, owner, gauges)
+        self._gauges = living
+        self.measured = (*measured, *(Measured(GAUGE, gauge.what) for gauge in living))
+        self.missing = (*missing, *(Missing(GAUGE, what, why) for what, why in lacking))
+
+    def _put(self, owner: Any, name: str, method: objects.Found, points: list[objects.ObjectPoint]) -> str:
+        """Puts a method's stand-in in its place; returns why it is not used there, in words."""
+        place = objects.Place(owner, name, method, points)
+        if not place.is_seen(owner):
+            place.clear(owner)
+            return f"{self.kind.__name__} does not look {name} up on its objects"
+        self._places.append(place)
+        return ""
+
+    def _ending(self) -> Callable[[object], None]:
+        """Returns what is called when the object is gone, before what it refers to is let go."""
+        this = weakref.ref(self)
+
+        def gone(_: object) -> None:
+            if (alive := this()) is not None:
+                alive._end()
+
+        return gone
+
+    def _end(self) -> None:
+        for point in self._points:
+            point.detach()
+        rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.release()
+        self.tiers = None
+        self._gauges = ()
+        self._places = []
+        _living.pop(id(self), None)
+
+
+def _nothing() -> None:
+    """What the copy of an instrumentation is."""
+
+
+def living() -> list[Instrumented]:
+    """Returns the instrumentations of all objects that there are, in the order in which they were made."""
+    return list(_living.values())
+
+
+def remove_all() -> None:
+    """Gives every object back as it was."""
+    for instrumented in living():
+        instrumented.remove()
+
+
+# A forked child has the parent's objects, and nobody who would read what they tell. It may instrument them anew.
+os.register_at_fork(after_in_child=remove_all)

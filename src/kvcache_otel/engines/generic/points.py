@@ -1,0 +1,95 @@
+"""A hook of one fact on one object's method: what it reads, and what is exported of it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from kvcache_otel import semconv
+from kvcache_otel.engines.generic.call import Call, Parameters
+from kvcache_otel.engines.generic.facts import Fact, caught
+from kvcache_otel.engines.generic.objects import Found, ObjectPoint
+from kvcache_otel.engines.hooks import Hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvcache_otel.engines.generic.facts import Begin, Tell
+    from kvcache_otel.engines.generic.rows import Rows
+    from kvcache_otel.engines.hooks import Finish
+
+
+def hook_names(name: str, facts: Sequence[Fact]) -> list[str]:
+    """Returns what the hooks of a method's facts are called: as the method, where it tells one fact only."""
+    if len(facts) == 1:
+        return [name]
+    kinds = [type(fact).__name__ for fact in facts]
+    earlier = [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
+    return [f"{name}.{kind}" + (f".{count + 1}" if count else "") for kind, count in zip(kinds, earlier, strict=True)]
+
+
+def make_point(rows: Rows, name: str, called: str, fact: Fact, method: Found | str) -> ObjectPoint:
+    """Returns the hook of a fact.
+
+    Args:
+        rows: What the fact writes to.
+        name: The method's name.
+        called: What the hook is called.
+        fact: The fact.
+        method: The method, or why there is none: then the hook reads nothing, and has no rows but its own.
+    """
+    kind = type(fact).__name__
+    moment = "around" if type(fact).begin is not Fact.begin else "after"
+    hook = Hook(name=called, target=f":{name}", body=kind, fact=fact.WHAT, moment=moment)
+    labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: called}
+    point = ObjectPoint(
+        hook,
+        rows.probe.counter(semconv.TELEMETRY_ERRORS, labels),
+        lambda aside: fact.lost(rows, aside=aside),
+    )
+    if isinstance(method, Found):
+        point.reads(_body(rows, fact, Parameters(method.bound)))
+    return point
+
+
+def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
+    """Has it exported whether a hook is in place, for as long as there is who has it.
+
+    Args:
+        rows: The rows of its cache.
+        point: The hook.
+        owner: Who has it.
+    """
+    labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: point.hook.name}
+    this = weakref.ref(owner)
+
+    def attached() -> int | None:
+        return None if this() is None or point.state == "detached" else int(point.state == "attached")
+
+    rows.probe.observe(semconv.TELEMETRY_HOOK_ATTACHED, labels, attached, owner=owner)
+
+
+def _body(rows: Rows, fact: Fact, parameters: Parameters) -> Callable[..., Any]:
+    """Returns what reads a fact, as a hook calls it: with the object first among the arguments."""
+    begin = fact.begin(rows)
+    return _telling(fact.tell(rows), parameters) if begin is None else _beginning(begin, parameters)
+
+
+def _telling(tell: Tell, parameters: Parameters) -> Callable[..., None]:
+    def told(result: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            tell(result, Call(owner, parameters, args, kwargs))
+        except BaseException as error:
+            raise caught(error) from None
+
+    return told
+
+
+def _beginning(begin: Begin, parameters: Parameters) -> Callable[..., Finish | None]:
+    def begun(owner: Any, *args: Any, **kwargs: Any) -> Finish | None:
+        try:
+            return begin(Call(owner, parameters, args, kwargs))
+        except BaseException as error:
+            raise caught(error) from None
+
+    return begun

@@ -1,0 +1,63 @@
+"""The transfers of one direction that have begun: who does not end is counted, and none takes memory for ever."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcache_otel.record.complaints import Complaints
+    from kvcache_otel.record.transfer import Transfer
+
+# Transfers that begin before it is worth a look which of them have ended.
+A_FEW = 64
+
+
+class Underway:
+    """The transfers that have begun, the oldest first, until they are seen to have ended or are overdue."""
+
+    __slots__ = ("_begun", "_complaints", "_deadline_s", "_limit", "_look_at")
+
+    def __init__(self, complaints: Complaints, deadline_s: float, limit: int) -> None:
+        """Args:
+        complaints: Counts those that do not end.
+        deadline_s: After how many seconds one that has not ended is counted.
+        limit: How many are looked after.
+        """
+        self._complaints, self._deadline_s, self._limit = complaints, deadline_s, limit
+        self._begun: deque[Transfer] = deque()
+        self._look_at = A_FEW
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def add(self, transfer: Transfer) -> None:
+        """Says that one has begun, on the engine's thread."""
+        begun = self._begun
+        begun.append(transfer)
+        if len(begun) >= self._look_at:
+            self.look_after()
+            self._look_at = len(begun) + A_FEW
+
+    def look_after(self) -> None:
+        """Forgets what has ended, and counts what should have; on any thread."""
+        begun, since = self._begun, time.monotonic() - self._deadline_s
+        while begun:
+            try:
+                oldest = begun.popleft()
+            except IndexError:  # Another thread took the last one.
+                return
+            if oldest.ended:
+                continue
+            if oldest.began < since:
+                self._complaints.overdue(self._deadline_s)
+            elif len(begun) >= self._limit:
+                self._complaints.unwatched(self._limit)
+            else:
+                begun.appendleft(oldest)
+                return
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._begun.clear()
