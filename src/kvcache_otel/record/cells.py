@@ -25,7 +25,7 @@ _TOO_MUCH = 2**63
 
 # Samples of one histogram that wait to be sorted into its buckets: for a reader, who comes every few seconds, or until
 # there are so many. To sort each when it comes, with none of the bounds in the processor's cache, costs ten times that.
-WAITING = 4096
+WAITING = 256
 
 # Samples that wait to be replayed into somebody else's provider, over all histograms of a process. Not the deque's own
 # ``maxlen``, which would push out the oldest without a word where two threads come to a full queue at once.
