@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvcache_otel.engines.generic.losses import AllocationFailure, Drop, Eviction, SkippedStore
     from kvcache_otel.engines.generic.marks import measures
     from kvcache_otel.engines.generic.protocols import CacheController, TreeCore
+    from kvcache_otel.engines.generic.publications import Publication
     from kvcache_otel.identity import Rank
     from kvcache_otel.instrumentor import KVCacheInstrumentor
     from kvcache_otel.own import instrument_controller, instrument_tree_core, transfers
@@ -38,6 +39,7 @@ __all__ = [
     "LoadBack",
     "PoolSize",
     "Prefetch",
+    "Publication",
     "Rank",
     "Restoration",
     "Retraction",
@@ -62,6 +64,7 @@ _MODULES = {
     "engines.generic.losses": "AllocationFailure Drop Eviction SkippedStore",
     "engines.generic.marks": "measures",
     "engines.generic.protocols": "CacheController TreeCore",
+    "engines.generic.publications": "Publication",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

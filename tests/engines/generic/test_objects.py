@@ -885,3 +885,21 @@ def test_the_package_and_its_names_import_no_torch_and_the_package_alone_no_sdk(
         "print('well')\n"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "well\n"
+
+
+def test_facts_of_one_kind_on_one_method_have_hooks_of_their_own(exported: Exported) -> None:
+    class Store:
+        def store(self) -> dict[str, int]:
+            return {"no_space": 2, "backpressure": 3}
+
+    def skipped(reason: str) -> kv.SkippedStore:
+        return kv.SkippedStore(tier="disk", reason=reason, blocks=lambda stored, _: stored[reason])
+
+    store = Store()
+    methods = {"store": [skipped("no_space"), skipped("backpressure"), kv.Eviction(tokens=1)]}
+    handle = kv.instrument_controller(store, tiers=TIERS, methods=methods, meter_provider=exported.provider)
+    store.store()
+    assert handle.attached == ("store.SkippedStore", "store.SkippedStore.2", "store.Eviction")
+    attached = exported.rows.values(semconv.TELEMETRY_HOOK_ATTACHED)
+    assert list(attached.values()) == [1, 1, 1]
+    assert exported.rows.value(semconv.STORE_SKIPPED_BLOCKS, tier="disk", reason="backpressure") == 3

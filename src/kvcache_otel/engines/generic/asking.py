@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason
@@ -39,14 +39,26 @@ class Gauge:
     A quantity that cannot be told has no row; that is counted and said once, until it can be told again.
     """
 
-    __slots__ = ("__weakref__", "_asked", "_below", "_failed", "_object", "_probe", "_values", "quantities", "what")
+    __slots__ = (
+        "__weakref__",
+        "_asked",
+        "_below",
+        "_failed",
+        "_object",
+        "_parts",
+        "_probe",
+        "_values",
+        "quantities",
+        "what",
+    )
 
-    def __init__(self, probe: CacheProbe, what: str, owner: Any, *quantities: Quantity) -> None:
+    def __init__(self, probe: CacheProbe, what: str, owner: Any, *quantities: Quantity, parts: int = 0) -> None:
         """Args:
         probe: The cache's probe.
         what: What it is, in words.
         owner: The object that is asked.
         quantities: What is asked for.
+        parts: Of how many quantities the answer is made, where there is one for all; 0 where each is asked for.
 
         Raises:
             TypeError: One of them is no quantity.
@@ -62,6 +74,7 @@ class Gauge:
         self._object = weakref.ref(owner)
         self.what = what
         self.quantities = quantities
+        self._parts = parts
         self._failed = self._below = False
         self._values: tuple[float, ...] | None = None
         self._asked: set[int] = set()
@@ -110,7 +123,8 @@ class Gauge:
         if owner is None:
             return None
         try:
-            values = tuple(_number(ask(owner, quantity)) for quantity in self.quantities)
+            answers = [ask(owner, quantity) for quantity in self.quantities]
+            values = tuple(map(_number, _apart(answers[0], self._parts) if self._parts else answers))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # As `Recorder` has it: it is not about the reader's thread.
@@ -131,6 +145,12 @@ def _number(value: Any) -> float:
     if not -_TOO_MUCH < number < _TOO_MUCH:
         raise ValueError(f"{number!r} is no quantity")
     return int(number) if isinstance(value, int) or float(number).is_integer() else number
+
+
+def _apart(answer: Any, parts: int) -> Any:
+    if not isinstance(answer, tuple) or len(cast("tuple[Any, ...]", answer)) != parts:
+        raise TypeError(f"{printable(cast('Any', answer))!r} is not {parts} quantities")
+    return cast("tuple[Any, ...]", answer)
 
 
 def ask(owner: Any, quantity: Quantity) -> Any:

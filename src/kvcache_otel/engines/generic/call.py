@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import SupportsIndex
 
-    # How a fact is read: from what a method has returned and what it was called with; or a value that is always so.
+    # How a fact is read: from what a method has returned and what it was called with.
     Read = Callable[[Any, "Call"], Any]
+    # Or a value that is always so; None reads what was returned by its own attributes.
+    Given = Read | SupportsIndex | Mapping[str, SupportsIndex] | str | None
 
 
 class Parameters:

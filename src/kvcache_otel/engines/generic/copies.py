@@ -11,7 +11,7 @@ from kvcache_otel.semconv import Tier, TimingSource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcache_otel.engines.generic.call import Call, Read
+    from kvcache_otel.engines.generic.call import Call, Given, Read
     from kvcache_otel.engines.generic.facts import Begin, Tell
     from kvcache_otel.engines.generic.rows import Rows
     from kvcache_otel.engines.hooks import Finish
@@ -43,8 +43,8 @@ class Copy(Fact):
 
     source: str
     destination: str
-    tokens: Any = None
-    bytes: Any = None
+    tokens: Given = None
+    bytes: Given = None
     seconds: Read | None = None
     events: Read | None = None
     lent: bool = False

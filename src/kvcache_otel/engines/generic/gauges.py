@@ -16,7 +16,7 @@ from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import State, View
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvcache_otel.engines.generic.rows import Rows
     from kvcache_otel.record.probe import CacheProbe
@@ -31,11 +31,21 @@ class PoolSize:
         limit: Its size.
         free: What holds nothing.
         evictable: What is held and free to be evicted; None where the cache does not tell that from used or from free.
+        at_once: In place of these: a callable of the object that returns limit, free and evictable, as they were at one
+            moment. An engine that goes on while it is asked has moved something between one answer and the next.
     """
 
-    limit: Quantity
-    free: Quantity
+    limit: Quantity | None = None
+    free: Quantity | None = None
     evictable: Quantity | None = None
+    at_once: Callable[[Any], tuple[int, int, int]] | None = None
+
+    def __post_init__(self) -> None:
+        single = (self.limit, self.free, self.evictable)
+        if self.at_once is None and (self.limit is None or self.free is None):
+            raise TypeError("PoolSize needs limit= and free=, or at_once=")
+        if self.at_once is not None and (any(one is not None for one in single) or not callable(self.at_once)):
+            raise TypeError("at_once= is a callable that tells limit, free and evictable: give nothing else")
 
 
 def _quantities() -> dict[Any, Any]:
@@ -130,8 +140,9 @@ def _pool(probe: CacheProbe, tier: str, pool: str, owner: Any, size: PoolSize) -
         Row(semconv.USAGE, {**labels, state: State.FREE}, second),
         Row(semconv.USAGE, {**labels, state: State.USED}, balance),
     ]
-    quantities = [size.limit, size.free]
-    if size.evictable is not None:
-        quantities.append(size.evictable)
-        parts.append(Row(semconv.USAGE, {**labels, state: State.EVICTABLE}, third))
-    return Gauge(probe, f"the {pool} pool of {tier}", owner, *quantities), parts
+    evictable = Row(semconv.USAGE, {**labels, state: State.EVICTABLE}, third)
+    what = f"the {pool} pool of {tier}"
+    if size.at_once is not None:
+        return Gauge(probe, what, owner, size.at_once, parts=3), [*parts, evictable]
+    told = [quantity for quantity in (size.limit, size.free, size.evictable) if quantity is not None]
+    return Gauge(probe, what, owner, *told), [*parts, evictable][: len(told) + 1]

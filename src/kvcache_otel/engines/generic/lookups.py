@@ -14,7 +14,7 @@ from kvcache_otel.semconv import Reason, Tier
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvcache_otel.engines.generic.call import Call
+    from kvcache_otel.engines.generic.call import Call, Given
     from kvcache_otel.engines.generic.facts import Tell
     from kvcache_otel.engines.generic.rows import Rows
 
@@ -32,7 +32,7 @@ class Prefetch(Fact):
     WHAT = "what storage says it has"
 
     tier: str = Tier.DISK
-    hit: Any = None
+    hit: Given = None
 
     def lost(self, rows: Rows, *, aside: bool) -> None:
         rows.prefetches(self.tier).unknown()
@@ -65,9 +65,9 @@ class HostInsert(Fact):
     WHAT = "what becomes of prefetches"
 
     tier: str = Tier.DISK
-    loaded: Any = None
-    fulfilled: Any = None
-    unfulfilled: Any = None
+    loaded: Given = None
+    fulfilled: Given = None
+    unfulfilled: Given = None
     reasons: tuple[str, ...] = ()
 
     def lost(self, rows: Rows, *, aside: bool) -> None:
@@ -103,8 +103,8 @@ class Admission(Fact):
     REQUIRED = ("prompt", "served")
     WHAT = "which tier served a prompt"
 
-    prompt: Any = None
-    served: Any = None
+    prompt: Given = None
+    served: Given = None
 
     def tell(self, rows: Rows) -> Tell:
         tiers = frozenset(rows.tiers.pools)

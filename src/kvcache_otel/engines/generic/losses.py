@@ -15,7 +15,7 @@ from kvcache_otel.semconv import Reason, Tier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcache_otel.engines.generic.call import Call
+    from kvcache_otel.engines.generic.call import Call, Given, Read
     from kvcache_otel.engines.generic.facts import Begin, Tell
     from kvcache_otel.engines.generic.rows import Rows
     from kvcache_otel.engines.hooks import Finish
@@ -34,7 +34,7 @@ class Eviction(Fact):
     WHAT = "what is evicted"
 
     tier: str = Tier.DEVICE
-    tokens: Any = None
+    tokens: Given = None
 
     def begin(self, rows: Rows) -> Begin:
         add = rows.by_pool(self.tier, rows.probe.evictions)
@@ -72,8 +72,8 @@ class Drop(Fact):
     WHAT = "what is lost for good"
 
     tier: str = Tier.DEVICE
-    tokens: Any = None
-    reason: Any = None
+    tokens: Given = None
+    reason: Read | str | None = None
     reasons: tuple[str, ...] = (Reason.HOST_PRESSURE, Reason.WRITE_THROUGH_UNBACKED_EVICTION, Reason.POOL_FULL)
 
     def tell(self, rows: Rows) -> Tell:
@@ -108,7 +108,7 @@ class SkippedStore(Fact):
     WHAT = "what is not written to a lower tier"
 
     tier: str
-    blocks: Any
+    blocks: Given
     reason: str
 
     def tell(self, rows: Rows) -> Tell:
@@ -132,7 +132,7 @@ class AllocationFailure(Fact):
 
     tier: str
     reason: str
-    times: Any = 1
+    times: Given = 1
 
     def tell(self, rows: Rows) -> Tell:
         rows.tiers.of(self.tier, "an allocation failure")

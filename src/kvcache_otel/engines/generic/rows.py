@@ -18,6 +18,7 @@ from kvcache_otel.semconv import Reason, TimingSource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcache_otel.events.published import PublishedBooks
     from kvcache_otel.record.cells import Counter
     from kvcache_otel.record.probe import CacheProbe
 
@@ -90,6 +91,7 @@ class Rows:
         probe: The cache's probe.
         tiers: Its tiers.
         deadline_s: How long a transfer may take until it is said that it does not end, in seconds.
+        published: What its events add up to, as far as all of them are told.
     """
 
     def __init__(self, probe: CacheProbe, tiers: Tiers, deadline_s: float) -> None:
@@ -101,6 +103,7 @@ class Rows:
         self.probe = probe
         self.tiers = tiers
         self.deadline_s = deadline_s
+        self.published: list[PublishedBooks] = []
         self._transfers: dict[tuple[str, str], Transfers] = {}
         self._prefetches: dict[str, PrefetchBooks] = {}
         self._said: set[str] = set()
@@ -212,3 +215,10 @@ class Rows:
                 transfers.close()
             for prefetches in self._prefetches.values():
                 prefetches.unknown()
+            self.end_published()
+
+    def end_published(self) -> None:
+        """Ends the rows of what is resident by the events: not all of them are told any more."""
+        for books in self.published:
+            books.forget()
+        self.published.clear()
