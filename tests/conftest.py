@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 REQUIREMENTS: dict[str, tuple[Callable[[], bool], str]] = {
     "vllm": (lambda: importlib.util.find_spec("vllm") is not None, "the vllm package (`make test-engines`)"),
     "sglang": (lambda: importlib.util.find_spec("sglang") is not None, "the sglang package (`make test-engines`)"),
+    "torch": (lambda: importlib.util.find_spec("torch") is not None, "the torch package, which comes with an engine"),
     "prometheus": (lambda: shutil.which("prometheus") is not None, "a program `prometheus` on the PATH"),
     "otlp": (lambda: importlib.util.find_spec("rotel") is not None, "the rotel package, for Python 3.11"),
 }

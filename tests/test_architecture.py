@@ -17,6 +17,7 @@ STAIRS = (
     ("export",),
     ("engines",),
     ("", "instrumentation", "instrumentor", "own", "package", "plugin", "runtime"),
+    ("demo",),
     ("cli",),
 )
 """Rooms by the first name below the package, from the ground up; finer than the page has them. The empty one is the
@@ -61,6 +62,15 @@ def test_adapters_know_no_exporter_and_exporters_no_engine() -> None:
             assert "export" not in rooms
         if room == "export":
             assert "engines" not in rooms
+
+
+def test_only_one_module_of_the_demo_knows_of_telemetry() -> None:
+    knowing = {
+        path.stem
+        for path in MODULES
+        if path.parent.name == "demo" and {_room(name) for name in _imports(path)} - {"demo"}
+    }
+    assert knowing == {"instrument"}
 
 
 def test_every_room_is_on_the_page() -> None:
