@@ -21,7 +21,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 # One engine at a time: each takes what memory there is, and some of their tests wait for deadlines.
 .NOTPARALLEL:
-.PHONY: help venv demo test test-engines $(ENGINES:%=test-%) check generate bench clean python
+.PHONY: help venv demo demo-vllm test test-engines $(ENGINES:%=test-%) check generate bench clean python
 
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -40,7 +40,10 @@ $(INSTALLED): pyproject.toml | python
 	@$(BIN)/python -m pip install -qq --editable . --group dev
 	@touch $@
 
-demo: $(INSTALLED) ## Run a real vLLM with three cache tiers on the CPU, and see what is measured (3.3 GB at first)
+demo: $(INSTALLED) ## Run a small cache of three tiers for half a minute, and see what is measured
+	@$(BIN)/kvcache-otel demo --seconds 30 $(ARGS)
+
+demo-vllm: $(INSTALLED) ## The same on a real vLLM with three cache tiers on the CPU (3.3 GB at first)
 	@python="$$($(BIN)/python tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu.demo $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that need no engine

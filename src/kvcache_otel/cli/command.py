@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from kvcache_otel.cli import doctor, watch
+from kvcache_otel.cli import demo, doctor, watch
 from kvcache_otel.cli.report import reason
 from kvcache_otel.version import __version__
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage] # No other name.
 
 # Each has `add_to(commands)`, which adds a parser whose default `run` takes the options and returns the exit status.
-COMMANDS = (doctor, watch)
+COMMANDS = (doctor, watch, demo)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -5,20 +5,19 @@ Its libraries come with the extra ``watch``; they are imported when the command 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import resource
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvcache_otel.cli.ending import Stop, seconds
 from kvcache_otel.export.settings import Settings
 
 if TYPE_CHECKING:
-    from types import FrameType
+    import argparse
 
     from kvcache_otel.cli.command import Commands
     from kvcache_otel.events.discovery import Discovery
@@ -54,12 +53,12 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print a table after some seconds, and end")
     parser.add_argument(
-        "--seconds", metavar="N", type=_seconds, help="how long to watch; until it is interrupted, and 5 with --once"
+        "--seconds", metavar="N", type=seconds, help="how long to watch; until it is interrupted, and 5 with --once"
     )
     parser.add_argument(
         "--every",
         metavar="N",
-        type=_seconds,
+        type=seconds,
         help=f"seconds between tables ({LIVE_SECONDS:g}; {LINES_SECONDS:g} in a pipe)",
     )
     parser.set_defaults(run=run)
@@ -97,16 +96,6 @@ def run(options: argparse.Namespace) -> int:
     return _watch(options, discovery)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 10**9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return seconds
-
-
 def _allow_many_sockets() -> None:
     """Takes as many files as there may be: each source needs five, and a shell gives a process a thousand."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -114,20 +103,6 @@ def _allow_many_sockets() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except (OSError, ValueError):
         _logger.debug("kvcache: no more files than before", exc_info=True)
-
-
-class _Stop:
-    """Whether the process was told to end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:  # A second time: whatever it is that does not end.
-            raise KeyboardInterrupt
-        self.asked = True
 
 
 def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
@@ -139,7 +114,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     from kvcache_otel.record.recorder import Recorder
     from kvcache_otel.semconv import Engine
 
-    stop = _Stop()
+    stop = Stop()
     _allow_many_sockets()
     settings = Settings.from_environ(os.environ)
     recorder = Recorder(
@@ -148,8 +123,8 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     exporter = start(recorder, settings)
     watch = Watch(BlockIndex(recorder))
     discovery.start()
-    seconds = options.seconds or (5.0 if options.once else None)
-    end = float("inf") if seconds is None else time.monotonic() + seconds
+    lasting = options.seconds or (5.0 if options.once else None)
+    end = float("inf") if lasting is None else time.monotonic() + lasting
     every = options.every or (LIVE_SECONDS if sys.stdout.isatty() else LINES_SECONDS)
     known: tuple[Source, ...] | None = None
     next_view = time.monotonic() + every

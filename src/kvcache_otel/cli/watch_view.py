@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel import semconv
+from kvcache_otel.cli.live import live
 from kvcache_otel.events.worker import OTHER
 from kvcache_otel.semconv import Tier
 
@@ -168,8 +168,6 @@ def view(recorder: Recorder, watch: Watch, *, once: bool) -> Generator[Show]:
 
 @contextmanager
 def _live(recorder: Recorder, watch: Watch) -> Generator[Show]:
-    from rich.console import Console
-    from rich.live import Live
     from rich.table import Table
     from rich.text import Text
 
@@ -186,24 +184,9 @@ def _live(recorder: Recorder, watch: Watch) -> Generator[Show]:
             drawing.add_row(*(Text(row.cells[place]) for place in places))  # Text: a name may look like markup.
         return drawing
 
-    shared = sys.stderr.isatty()
-    with Live(drawn(), console=Console(), auto_refresh=False, redirect_stderr=shared) as live, _above():
+    with live(drawn) as redraw:
 
         def show(*, last: bool) -> None:
-            live.update(drawn(), refresh=True)
+            redraw()
 
         yield show
-
-
-@contextmanager
-def _above() -> Generator[None]:
-    """Lets what is logged appear above the table, where both are on one terminal, and not within it."""
-    handlers: list[Any] = list(logging.getLogger().handlers)
-    moved = [handler for handler in handlers if getattr(handler, "stream", None) is sys.__stderr__]
-    for handler in moved:
-        handler.setStream(sys.stderr)
-    try:
-        yield
-    finally:
-        for handler in moved:
-            handler.setStream(sys.__stderr__)
