@@ -152,7 +152,7 @@ class Worker:
             times: How often.
             detail: More about it, for the log.
         """
-        self._failures.get(reason, self._failures[Reason.OTHER]).add(times)
+        self.count(reason, times)
         if self._index is not None and reason in self._failures and reason not in self._said:
             self._said.add(reason)
             _logger.warning(
@@ -162,6 +162,10 @@ class Worker:
                 reason,
                 printable(detail),
             )
+
+    def count(self, reason: str, times: int = 1) -> None:
+        """Counts what could not be read or was not taken, where somebody else says so."""
+        self._failures.get(reason, self._failures[Reason.OTHER]).add(times)
 
     def owner(self, rank: int) -> Owner:
         """Returns the owner of one rank, whose rows exist from now on."""
