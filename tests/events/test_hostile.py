@@ -212,8 +212,8 @@ def test_long_batches_that_can_be_read_are_not_broken_off(driven: Driven, caplog
         client.settimeout(30)
         for _ in range(2):
             text = one(longest)
-            for at in range(0, len(text), 2 * MIB):
-                client.sendall(text[at : at + 2 * MIB])
+            for at in range(0, len(text), MIB):
+                client.sendall(text[at : at + MIB])
                 time.sleep(0.06)
             for _ in range(50):
                 client.sendall(one(many))
@@ -236,6 +236,30 @@ def test_long_batches_that_can_be_read_are_not_broken_off(driven: Driven, caplog
     assert driven.batches("w") == {0: {}}
     assert driven.failures("w") == {}
     assert not said(caplog, "broken off")
+
+
+def test_we_may_be_behind_all_the_time(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription_module, "WAITING_BYTES", 40 * MIB)
+    payload, heard, read = batch(stored([1]) | {"more": bytes(MIB)}), [0.0], threading.Event()
+
+    def serve(client: socket.socket) -> None:
+        greet(client)
+        for number in range(200):
+            client.sendall(message(b"", frame(number), payload))
+            wait_until(lambda number=number: number - heard[0] < 20)
+        read.wait(60)
+
+    with tcp_server(serve) as port:
+        driven.want(f"w=tcp://127.0.0.1:{port}")
+        end = time.monotonic() + 60
+        while heard[0] < 200:
+            assert time.monotonic() < end
+            driven.watch.poll(0.02)
+            time.sleep(0.005)
+            heard[0] = driven.heard("w")
+        read.set()
+    assert driven.failures("w") == {}
+    assert driven.batches("w") == {0: {}}
 
 
 # -- replays -----------------------------------------------------------------------------------------------------------
