@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvcache_otel import semconv
+from kvcache_otel.events import index as index_module
 from kvcache_otel.events import subscription as subscription_module
+from kvcache_otel.events import watch as watch_module
 from kvcache_otel.events.source import parse
 from tests.events.fake_peer import greet, memory, message, on_the_wire, tcp_server
-from tests.events.fake_publisher import Driven, FakePublisher, frame, traffic
+from tests.events.fake_publisher import MEDIUM, RANK, TYPE, Driven, FakePublisher, frame, traffic
 from tests.events.payloads import batch, stored
 from tests.support.processes import free_port, wait_until
 
@@ -438,3 +441,27 @@ def test_what_zeromq_has_looked_ahead_at_is_not_applied_when_the_topic_is_not_wa
         driven.step()
     assert driven.heard("w") == 0
     assert driven.failures("w") == {"other": 1}
+
+
+def test_blocks_without_end_are_forgotten(
+    driven: Driven, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "MOST_BLOCKS", 1000)
+    monkeypatch.setattr(watch_module, "BOUND_SECONDS", 0.1)
+    endless, good = driven.publisher(), driven.publisher()
+    driven.want(f"bad={endless.endpoint}?engine=sglang", f"good={good.endpoint}?engine=vllm")
+    driven.subscribed(endless, good)
+    good.publish(stored(list(range(100))))
+    blocks = count()
+
+    def forgotten() -> list[str]:
+        endless.publish(stored([next(blocks) for _ in range(100)]), rank=next(blocks) % 8)
+        return said(caplog, "worker 'bad' has", "in medium 'device'", "are forgotten")
+
+    driven.until(forgotten)
+    driven.until(lambda: driven.agrees("good", good.expected))
+    [dropped] = [point.value for point in driven.recorder.points(semconv.TELEMETRY_DROPPED) if point.value]
+    assert dropped > 900
+    held = sum(driven.resident("bad").values())
+    stored_ = driven.rows(semconv.EVENT_BLOCKS, RANK, TYPE, MEDIUM, worker="bad")
+    assert held + dropped == sum(value for (_, kind, _), value in stored_.items() if kind == "block_stored")

@@ -38,6 +38,9 @@ LOOK_SECONDS = 0.1
 """Between two looks at how much waits inside ZeroMQ: a connection brings a gigabyte a second, and a look takes
 microseconds."""
 
+BOUND_SECONDS = 1.0
+"""Between two times that the blocks of all are counted, which takes a microsecond for each book."""
+
 AGAIN_SECONDS = 1.0
 """Between two times that a source is tried that cannot be subscribed to: a port may still be in use."""
 
@@ -67,7 +70,7 @@ class Watch:
         self._refused: set[Source] = set()
         self._again = float("inf")
         self._due = float("inf")
-        self._look_at = 0.0
+        self._look_at = self._bound_at = 0.0
         self._late = False
 
     def want(self, sources: Iterable[Source]) -> None:
@@ -119,6 +122,9 @@ class Watch:
             self._look_at = now + LOOK_SECONDS
             for subscription in self.subscriptions.values():
                 subscription.look(now)
+        if now >= self._bound_at:
+            self._bound_at = now + BOUND_SECONDS
+            self.index.bound()
 
     def close(self) -> None:
         """Ends every subscription, and with it every row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvcache_otel import semconv
@@ -185,6 +186,18 @@ class Worker:
         for known, owner in self._owners.items():
             if rank is None or rank == known:
                 owner.empty()
+
+    def blocks(self) -> Counter[str]:
+        """Returns how many blocks there are, by medium, in the books of all ranks."""
+        blocks = Counter[str]()
+        for owner in self._owners.values():
+            blocks.update(owner.blocks())
+        return blocks
+
+    def forget(self, medium: str) -> None:
+        """Empties the books of one medium, since there is no room for them."""
+        for owner in self._owners.values():
+            owner.forget(medium)
 
     def release(self) -> None:
         """Ends all that there is of this worker; see `BlockIndex.release`."""
