@@ -18,6 +18,7 @@ STAIRS = (
     ("engines",),
     ("", "instrumentation", "instrumentor", "own", "package", "plugin", "runtime"),
     ("cli",),
+    ("__main__",),
 )
 """Rooms by the first name below the package, from the ground up; finer than the page has them. The empty one is the
 package itself."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     Register = Callable[[zmq.Socket[bytes], Callable[[float], None] | None], None]
 
 UP, DOWN, AGAIN = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED
-"""What a monitor tells: a connection is there, is gone, could not be made."""
+GREETED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+"""What a monitor tells: a connection is there, is gone, could not be made; the other side speaks ZeroMQ."""
 
 UNFINISHED = LARGEST + 4 * 2**20
 """Bytes of a message that is not whole, at the most. One that can be read has one long frame, and the others of it are
@@ -107,7 +108,7 @@ class Inlet:
                 (zmq.TCP_KEEPALIVE_CNT, 3),
             ):
                 socket.setsockopt(option, value)
-            self._monitor = socket.get_monitor_socket(UP | DOWN | AGAIN)
+            self._monitor = socket.get_monitor_socket(UP | DOWN | AGAIN | GREETED)
         except BaseException:
             self.close()
             raise
@@ -123,7 +124,7 @@ class Inlet:
         Args:
             register: Sees to it that a socket's function is called when something has come; None for no more.
             receive: Takes what has come.
-            changed: Told what becomes of connections: one of `UP`, `DOWN` and `AGAIN`, and when.
+            changed: Told what becomes of connections: one of `UP`, `DOWN`, `AGAIN` and `GREETED`, and when.
         """
         self._register = register
         if changed is not None:

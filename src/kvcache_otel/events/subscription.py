@@ -10,7 +10,7 @@ import zmq
 
 from kvcache_otel import semconv
 from kvcache_otel.events import frames, tcp
-from kvcache_otel.events.inlet import DOWN, UP, Inlet
+from kvcache_otel.events.inlet import DOWN, GREETED, UP, Inlet
 from kvcache_otel.events.stream import Counts, Limits, Stream
 from kvcache_otel.events.wire import LARGEST
 from kvcache_otel.events.worker import MORE
@@ -57,6 +57,9 @@ DUE_SECONDS = 0.01
 
 LINES, LINES_SECONDS = 10, 60.0
 """What is said of one source's connections in so many seconds: a publisher may come and go at full speed."""
+
+DISCONNECTED, SILENT = "down", "silent"
+"""What may be wrong with a source: nobody is connected; somebody is, and nothing has come live."""
 
 _FRAME_FAILURES = (Reason.FRAME_COUNT, Reason.SEQUENCE_FRAME)
 
@@ -213,6 +216,7 @@ class Subscription:
     Attributes:
         source: Where to.
         connections: Publishers that are connected now.
+        greeted: Whether one has ever been that speaks ZeroMQ.
         feeds: The publishers that have been heard, by topic.
         workers: What they are called, each as often as it is used.
     """
@@ -240,6 +244,7 @@ class Subscription:
         self.source = source
         self.register = register
         self.connections = 0
+        self.greeted = False
         self.feeds: dict[str, Feed] = {}
         self.workers: list[str] = []
         self._context, self._recorder, self._worker, self._limits = context, recorder, worker, limits
@@ -427,6 +432,9 @@ class Subscription:
         return inlet
 
     def _changed(self, event: int, now: float) -> None:
+        if event & GREETED:
+            self.greeted = True
+            return
         name = printable(self.source.name)
         self._broken_off = float("inf")
         if event & UP:
@@ -458,6 +466,11 @@ class Subscription:
                 name,
                 self.source.endpoint,
             )
+
+    @property
+    def state(self) -> str:
+        """What is wrong with it: `DISCONNECTED`, `SILENT`, or nothing."""
+        return DISCONNECTED if not self.connections else "" if self._heard else SILENT
 
     @property
     def _heard(self) -> bool:

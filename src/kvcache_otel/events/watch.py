@@ -126,6 +126,26 @@ class Watch:
             self._bound_at = now + BOUND_SECONDS
             self.index.bound()
 
+    @property
+    def greeted(self) -> bool:
+        """Whether any of the sources there are now has ever been connected."""
+        return any(subscription.greeted for subscription in self.subscriptions.values())
+
+    def states(self) -> dict[tuple[str, int | None], str]:
+        """Returns what is wrong with sources, by what their rows call their worker, and the rank of its batches.
+
+        Returns:
+            `DISCONNECTED` or `SILENT`, where it is one of them. The rank is None where no batch has told it.
+        """
+        states: dict[tuple[str, int | None], str] = {}
+        for subscription in self.subscriptions.values():
+            if not (state := subscription.state):
+                continue
+            ranks = {(feed.worker.label, feed.rank) for feed in subscription.feeds.values()}
+            for owner in ranks or {(self.index.workers[name].label, None) for name in subscription.workers}:
+                states[owner] = min(states.get(owner, state), state)  # "down" is worse.
+        return states
+
     def close(self) -> None:
         """Ends every subscription, and with it every row."""
         for source in list(self.subscriptions):
