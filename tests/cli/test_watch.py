@@ -407,6 +407,10 @@ def test_once_fails_where_nothing_could_be_reached(publisher: FakePublisher) -> 
         assert it.process.wait(20) == 0
     assert it.out[2].split()[:4] == ["silent", "-", "silent", "-"]
     assert not [line for line in it.err if "no source" in line]
+    both = down.replace("down=", "both="), f"both={publisher.endpoint}"  # The worse is said.
+    with watching("--once", "--seconds", "1.5", *both) as it:
+        assert it.process.wait(20) == 0
+    assert [line.split()[:3] for line in it.out[1:]] == [["both", "-", "down"]]
 
 
 def test_once_fails_where_nobody_speaks_zeromq() -> None:
