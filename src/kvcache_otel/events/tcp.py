@@ -17,22 +17,21 @@ import termios
 
 _libc: ctypes.CDLL | None = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-_INFO = ctypes.create_string_buffer(256)
-_LENGTH = ctypes.c_uint()
-_RECEIVED = struct.Struct("=Q")
-_RECEIVED_AT = 128  # `tcpi_bytes_received` in `struct tcp_info`, since Linux 4.1.
+_TCP, _TCP_INFO = int(socket.IPPROTO_TCP), 11  # Other systems do not have the name.
+_RECEIVED, _RECEIVED_AT = struct.Struct("=Q").unpack_from, 128  # `tcpi_bytes_received`, since Linux 4.1.
+_END = _RECEIVED_AT + 8
+_Info = ctypes.c_char * _END  # The beginning of `struct tcp_info`.
 
 
 def received(fd: int) -> int | None:
     """Returns how many bytes have come so far, be they read or not."""
     if _libc is None:
         return None
-    _LENGTH.value = len(_INFO)
-    if _libc.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, _INFO, ctypes.byref(_LENGTH)):
+    info, length = _Info(), ctypes.c_uint(_END)
+    if _libc.getsockopt(fd, _TCP, _TCP_INFO, info, ctypes.byref(length)) or length.value < _END:
         return None
-    if _LENGTH.value < _RECEIVED_AT + _RECEIVED.size:
-        return None
-    return int(_RECEIVED.unpack_from(_INFO, _RECEIVED_AT)[0])
+    found: int = _RECEIVED(info, _RECEIVED_AT)[0]
+    return found
 
 
 def unread(fd: int) -> int:
