@@ -186,6 +186,8 @@ class Inlet:
             if received is not None and received - connection.settled > _SETTLED:
                 found = found or self._weigh(fd, connection)
             connection.delivered = False
+        if found is not None:  # Once: until it is gone, it would be found again.
+            del self._connections[found.fd]
         return found
 
     # -- what waits ----------------------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ class Inlet:
             connection.settled += waiting
         elif waiting > UNFINISHED:
             return Excess(
-                fd, Reason.FRAME_COUNT, f"it has sent {UNFINISHED // 2**20} MiB of a message of many frames, and no end"
+                fd, Reason.FRAME_COUNT, f"it has sent {UNFINISHED // 2**20} MiB in many frames, and no whole message"
             )
         return None
 

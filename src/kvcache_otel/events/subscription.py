@@ -342,7 +342,7 @@ class Subscription:
                 taken += sum(map(len, message))
                 with self.said("a message"):
                     topic = "" if len(message) != 3 else message[0][:LONGEST_TOPIC].decode("utf-8", "replace")
-                    if wanted and not self._is_wanted(message[0], now):
+                    if wanted and not self._is_wanted(message[0], topic, now):
                         continue
                     feed = feeds.get(topic) or self._feed(topic)
                     feed.stream.live(message, now)
@@ -392,7 +392,7 @@ class Subscription:
             # What waits in the socket when it is off again may still be of any topic: ZeroMQ has looked at one ahead.
             self._inlet.socket.setsockopt(zmq.SUBSCRIBE if on else zmq.UNSUBSCRIBE, b"")
 
-    def _is_wanted(self, frame: bytes, now: float) -> bool:
+    def _is_wanted(self, frame: bytes, topic: str, now: float) -> bool:
         """Returns whether a message is of the topic that is wanted, by its first frame; counts and says it if not."""
         if frame.startswith(self._wanted):
             self._silent_until = float("inf")
@@ -402,7 +402,6 @@ class Subscription:
             self._probe(False)
             self._silent_until = now + SILENT_SECONDS
         self._blamed().count(Reason.OTHER)
-        topic = frame[:LONGEST_TOPIC].decode("utf-8", "replace")
         if topic != self._foreign:
             self._foreign = topic
             self.tell(
