@@ -470,3 +470,17 @@ def test_blocks_without_end_are_forgotten(
     held = sum(driven.resident("bad").values())
     stored_ = driven.rows(semconv.EVENT_BLOCKS, RANK, TYPE, MEDIUM, worker="bad")
     assert held + dropped == sum(value for (_, kind, _), value in stored_.items() if kind == "block_stored")
+
+
+def test_numbers_that_make_no_sense_do_not_fill_the_log(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = driven.publisher()
+    driven.want(f"bad={publisher.endpoint}")
+    driven.subscribed(publisher)
+    for number in range(300):
+        publisher.send(f"{number % 100}".encode(), frame(0), batch(stored([number])))
+        publisher.send(f"{number % 100}".encode(), frame(9), batch(stored([number])))
+    driven.until(lambda: driven.batches("bad").get(0, {}).get("resets", 0) == 200)
+    driven.until(lambda: driven.batches("bad").get(0, {}).get("lost", 0) >= 100)
+    lines = said(caplog, "started again") + said(caplog, "batches lost so far")
+    assert len(lines) == 10
+    assert len(said(caplog, "(no more of its batches for a minute)")) == 1

@@ -56,7 +56,8 @@ DUE_SECONDS = 0.01
 """Between two times that one stream has something due, at the least: the loop must not spin."""
 
 LINES, LINES_SECONDS = 10, 60.0
-"""What is said of one source's connections in so many seconds: a publisher may come and go at full speed."""
+"""What is said of one source's connections in so many seconds, and of its batches: a publisher may come and go at full
+speed, or send numbers that make no sense."""
 
 DISCONNECTED, SILENT = "down", "silent"
 """What may be wrong with a source: nobody is connected; somebody is, and nothing has come live."""
@@ -109,7 +110,7 @@ class Feed:
         lost = self.stream.counts.lost.value
         if lost > self._lost_said and now >= self._lost_next:
             self._lost_said, self._lost_next = lost, now + LINES_SECONDS
-            _logger.warning(
+            self._say(
                 "kvcache: source %r, rank %d: %d batches lost so far; what is received of it may be wrong until its "
                 "publisher starts again",
                 printable(self._subscription.source.name),
@@ -123,7 +124,7 @@ class Feed:
 
     def reset(self) -> None:
         """Forgets what the publisher's batches added up to."""
-        _logger.warning("kvcache: source %r: its publisher has started again", printable(self.worker.name))
+        self._say("kvcache: source %r: its publisher has started again", printable(self.worker.name))
         self.empty()
 
     def empty(self) -> None:
@@ -190,6 +191,9 @@ class Feed:
                 self._answering, self._replay_silent = True, False
                 self.stream.answer(message, now)
 
+    def _say(self, text: str, *arguments: object) -> None:
+        self._subscription.tell(logging.WARNING, time.monotonic(), text, *arguments, about="batches")
+
     def _counts(self) -> Counts:
         worker, recorder = self.worker, self._recorder
         failures = (
@@ -254,7 +258,7 @@ class Subscription:
         self._broken_off = float("inf")  # When we connect again; infinite where ZeroMQ does so itself.
         self._resting = float("inf")  # The same, where it was we who broke off.
         self._rest, self._rested = BROKEN_OFF_SECONDS, 0.0
-        self._lines, self._lines_until = 0, 0.0
+        self._lines: dict[str, tuple[int, float]] = {}  # What was said of late, and until when that is.
         self._silent_until = float("inf")  # When it is said that nothing has come; infinite once something has.
         self._wanted = source.topic.encode()
         self._probing = False
@@ -502,15 +506,17 @@ class Subscription:
         self._inlet = self._connected()
         self._resting = float("inf")
 
-    def tell(self, level: int, now: float, text: str, *arguments: object) -> None:
-        """Logs a line, unless there have been many of late."""
-        if now >= self._lines_until:
-            self._lines, self._lines_until = 0, now + LINES_SECONDS
-        self._lines += 1
-        if self._lines < LINES:
+    def tell(self, level: int, now: float, text: str, *arguments: object, about: str = "connections") -> None:
+        """Logs a line, unless there have been many of late about the same."""
+        lines, until = self._lines.get(about, (0, 0.0))
+        if now >= until:
+            lines, until = 0, now + LINES_SECONDS
+        lines += 1
+        self._lines[about] = lines, until
+        if lines == LINES:
+            text += f" (no more of its {about} for a minute)"
+        if lines <= LINES:
             _logger.log(level, text, *arguments)
-        elif self._lines == LINES:
-            _logger.log(level, text + " (no more of its connections for a minute)", *arguments)
 
 
 class _Said:
