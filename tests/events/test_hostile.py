@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache_otel import semconv
+from kvcache_otel.events import feed as feed_module
 from kvcache_otel.events import index as index_module
 from kvcache_otel.events import subscription as subscription_module
 from kvcache_otel.events import watch as watch_module
@@ -306,7 +307,7 @@ def test_an_answer_without_end_is_broken_off(driven: Driven, caplog: pytest.LogC
 def test_answers_that_are_too_long_together_are_broken_off(
     driven: Driven, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription_module, "REPLAYED_BYTES", 30 * MIB)
+    monkeypatch.setattr(feed_module, "REPLAYED_BYTES", 30 * MIB)
     sent = Sent()
 
     def serve(client: socket.socket) -> None:

@@ -22,6 +22,7 @@ import zmq
 from kvcache_otel import semconv
 from kvcache_otel.events import subscription as subscription_module
 from kvcache_otel.events import watch as watch_module
+from kvcache_otel.events.feed import Feed
 from kvcache_otel.events.source import Source, parse
 from kvcache_otel.events.subscription import MOST_TOPICS
 from kvcache_otel.events.worker import MOST_RANKS
@@ -967,21 +968,21 @@ def test_what_has_come_is_read_before_anything_is_given_up(driven: Driven, monke
     driven.subscribed(publisher, other)
     publisher.publish(stored([1]))
     driven.until(lambda: driven.heard("w") == 1)
-    ask, apply, asked = subscription_module.Feed.ask, subscription_module.Feed.apply, list[int]()
+    ask, apply, asked = Feed.ask, Feed.apply, list[int]()
 
-    def asking(feed: subscription_module.Feed, start: int) -> None:
+    def asking(feed: Feed, start: int) -> None:
         ask(feed, start)
         asked.append(start)
 
-    def applying(feed: subscription_module.Feed, payload: bytes) -> None:
+    def applying(feed: Feed, payload: bytes) -> None:
         if feed.worker.name == "slow":
             time.sleep(0.2)
             publisher.serve()
             time.sleep(watch_module.SILENCE)
         apply(feed, payload)
 
-    monkeypatch.setattr(subscription_module.Feed, "ask", asking)
-    monkeypatch.setattr(subscription_module.Feed, "apply", applying)
+    monkeypatch.setattr(Feed, "ask", asking)
+    monkeypatch.setattr(Feed, "apply", applying)
     for number in range(8):
         publisher.publish(stored([number]), drop=number in (3, 4))
     end = time.monotonic() + 10

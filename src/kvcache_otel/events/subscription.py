@@ -1,4 +1,4 @@
-"""A subscription: the sockets to one source, and a stream for each publisher that is behind them."""
+"""A subscription: the socket to one source, and a feed for each publisher that is behind it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import zmq
 
 from kvcache_otel import semconv
-from kvcache_otel.events import frames, tcp
+from kvcache_otel.events import tcp
+from kvcache_otel.events.feed import BYTES_PER_ROUND, PER_ROUND, Feed
 from kvcache_otel.events.inlet import DOWN, GREETED, UP, Inlet
-from kvcache_otel.events.stream import Counts, Limits, Stream
 from kvcache_otel.events.wire import LARGEST
-from kvcache_otel.events.worker import MORE
-from kvcache_otel.record.cells import Counter
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason
 
@@ -23,13 +21,14 @@ if TYPE_CHECKING:
 
     from kvcache_otel.events.inlet import Excess, Register
     from kvcache_otel.events.source import Source
+    from kvcache_otel.events.stream import Limits
     from kvcache_otel.events.worker import Worker
     from kvcache_otel.record.recorder import Recorder
 
 _logger = logging.getLogger(__name__)
 
-PER_ROUND, BYTES_PER_ROUND, SECONDS_PER_ROUND = 256, 2**20, 0.05
-"""Messages of one socket before others have their turn, their bytes, and how long they may take."""
+SECONDS_PER_ROUND = 0.05
+"""How long the messages of one socket may take before others have their turn."""
 
 SILENT_SECONDS = 30.0
 """How long a source may be connected and say nothing, or nothing of the topic that is wanted, before that is said."""
@@ -37,9 +36,6 @@ SILENT_SECONDS = 30.0
 WAITING, WAITING_BYTES = 64, 2**28
 """Messages that wait in a socket. More wait on the publisher's side, which has a limit of its own. A publisher whose
 messages are so long that these have more bytes is broken off."""
-
-REPLAYED, REPLAYED_BYTES = 10_000, 2**30
-"""Answers that wait in a replay's socket: as many as publishers keep, which send them all at once."""
 
 LEAST_HELD = 2**20
 """Bytes of batches that each stream may let wait; all of them may have more."""
@@ -61,157 +57,6 @@ speed, or send numbers that make no sense."""
 
 DISCONNECTED, SILENT = "down", "silent"
 """What may be wrong with a source: nobody is connected; somebody is, and nothing has come live."""
-
-_FRAME_FAILURES = (Reason.FRAME_COUNT, Reason.SEQUENCE_FRAME)
-
-
-class Feed:
-    """One publisher behind a source: its stream, which tells its worker what comes, and the socket of its replay."""
-
-    def __init__(
-        self, subscription: Subscription, worker: Worker, recorder: Recorder, *, replay: str, limits: Limits
-    ) -> None:
-        """Args:
-        subscription: Whose sockets it uses.
-        worker: What is told.
-        recorder: Where the rows are.
-        replay: Where to ask for what was missed; empty for nowhere.
-        limits: How much may wait.
-        """
-        self._subscription = subscription
-        self._recorder = recorder
-        self._replay = replay
-        self._inlet: Inlet | None = None
-        self.worker = worker
-        self.rank: int | None = None
-        self._ranks: set[int] = set()
-        # Rows name the rank, which the first batch will tell.
-        self.stream = Stream(self, self._counts(), replay=bool(replay), limits=limits)
-        self._answering = self._replay_silent = False  # This time, and whether that was said.
-        self._lost_said, self._lost_next = 0.0, 0.0
-        self._unsaid = tuple(zip(_FRAME_FAILURES, self.stream.counts[4:], strict=True))
-
-    def apply(self, payload: bytes) -> None:
-        """Takes over the next batch."""
-        batch = self.worker.receive(payload, self.rank or 0)
-        if batch is None:
-            return
-        rank = (self.rank or 0) if batch.rank is None else batch.rank
-        if rank not in self._ranks:
-            self._ranks.add(rank if rank in self.worker.ranks else MORE)
-        if self.rank is None:
-            self.rank = rank
-            before, self.stream.counts = self.stream.counts, self._counts()
-            for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
-                cell.add(provisional.value)
-
-    def complain(self, now: float) -> None:
-        """Says what the stream only counts: messages whose frames cannot be read, once, and losses now and then."""
-        lost = self.stream.counts.lost.value
-        if lost > self._lost_said and now >= self._lost_next:
-            self._lost_said, self._lost_next = lost, now + LINES_SECONDS
-            self._say(
-                "kvcache: source %r, rank %d: %d batches lost so far; what is received of it may be wrong until its "
-                "publisher starts again",
-                printable(self._subscription.source.name),
-                self.rank or 0,
-                lost,
-            )
-        for reason, cell in self._unsaid:
-            if cell.value:
-                self._unsaid = tuple(other for other in self._unsaid if other[0] != reason)
-                self.worker.failed(reason, 0, detail="a message's frames")
-
-    def reset(self) -> None:
-        """Forgets what the publisher's batches added up to."""
-        self._say("kvcache: source %r: its publisher has started again", printable(self.worker.name))
-        self.empty()
-
-    def empty(self) -> None:
-        """Empties the books of every rank that its batches named."""
-        for rank in self._ranks:
-            self.worker.reset(rank)
-
-    def ask(self, start: int) -> None:
-        """Asks for what was missed."""
-        self.hang_up()
-        with self._subscription.said("its replay"):
-            self._inlet = inlet = self._subscription.open(zmq.DEALER, REPLAYED, REPLAYED_BYTES)
-            inlet.socket.connect(self._replay)
-            inlet.start(self._subscription.register, self._answered)
-            self._answering = False
-            inlet.socket.send_multipart(frames.request(start), zmq.DONTWAIT)
-
-    def hang_up(self) -> None:
-        """Closes the socket that was opened for that."""
-        if self._close() and not (self._answering or self._replay_silent):
-            self._replay_silent = True
-            _logger.warning(
-                "kvcache: source %r: no answer from its replay at %s; what is missed counts as lost",
-                printable(self._subscription.source.name),
-                self._replay,
-            )
-
-    def look(self, now: float) -> None:
-        """Looks whether its replay has sent more than may wait, and breaks it off then: it is silent from now on."""
-        inlet = self._inlet
-        excess = None if inlet is None else inlet.look()
-        if excess is not None:
-            self._close()
-            self.worker.count(excess.reason)
-            self._subscription.tell(
-                logging.WARNING,
-                now,
-                "kvcache: source %r: its replay at %s is broken off: %s; what is missed counts as lost",
-                printable(self._subscription.source.name),
-                self._replay,
-                excess.why,
-            )
-
-    def _close(self) -> bool:
-        inlet, self._inlet = self._inlet, None
-        if inlet is not None:
-            inlet.close()
-        return inlet is not None
-
-    def _answered(self, now: float) -> None:
-        taken = 0
-        with self._subscription.said("its replay"):
-            for _ in range(PER_ROUND):
-                inlet = self._inlet
-                if inlet is None or taken >= BYTES_PER_ROUND:  # That was the last answer, or others have their turn.
-                    return
-                try:
-                    message = inlet.take()
-                except zmq.Again:
-                    return
-                if message is None:
-                    return
-                taken += sum(map(len, message))
-                self._answering, self._replay_silent = True, False
-                self.stream.answer(message, now)
-
-    def _say(self, text: str, *arguments: object) -> None:
-        self._subscription.tell(logging.WARNING, time.monotonic(), text, *arguments, about="batches")
-
-    def _counts(self) -> Counts:
-        worker, recorder = self.worker, self._recorder
-        failures = (
-            recorder.counter(
-                semconv.EVENT_DECODE_FAILURES, {semconv.KVCACHE_WORKER: worker.label, semconv.KVCACHE_REASON: reason}
-            )
-            for reason in _FRAME_FAILURES
-        )
-        if self.rank is None:
-            return Counts(*(Counter(lambda _: None) for _ in range(4)), *failures)
-        labels = worker.labels(self.rank)
-        return Counts(
-            recorder.counter(semconv.EVENT_BATCHES_LOST, labels),
-            recorder.counter(semconv.EVENT_BATCHES_RECOVERED, labels),
-            recorder.counter(semconv.EVENT_BATCHES_DUPLICATE, labels),
-            recorder.counter(semconv.EVENT_PUBLISHER_RESETS, labels),
-            *failures,
-        )
 
 
 class Subscription:
