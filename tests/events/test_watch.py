@@ -919,6 +919,23 @@ def test_whatever_a_socket_raises_the_loop_goes_on(
     driven.until(lambda: driven.resident("bad") == {(0, "device"): 1})
 
 
+def test_whatever_a_monitor_raises_the_loop_goes_on(
+    driven: Driven, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = driven.publisher()
+    driven.want(f"w={publisher.endpoint}?engine=vllm")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("odd")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(zmq.utils.monitor, "recv_monitor_message", fail)
+        driven.until(lambda: said(caplog, "'w': its monitor failed", "RuntimeError: odd"))
+    driven.subscribed(publisher)
+    publisher.publish(stored([2]))
+    driven.until(lambda: driven.agrees("w", publisher.expected))
+
+
 def test_e1_e2_copies_count_by_engine(driven: Driven) -> None:
     publisher = driven.publisher()
     driven.want(f"v={publisher.endpoint}?engine=vllm", f"s={publisher.endpoint}?engine=sglang")

@@ -109,7 +109,7 @@ class Feed:
         with self._subscription.said("its replay"):
             self._inlet = inlet = self._subscription.open(zmq.DEALER, REPLAYED, REPLAYED_BYTES)
             inlet.socket.connect(self._replay)
-            inlet.start(self._subscription.register, self._answered)
+            inlet.start(self._subscription.register, self._subscription.said, self._answered)
             self._answering = False
             inlet.socket.send_multipart(frames.request(start), zmq.DONTWAIT)
 

@@ -7,7 +7,7 @@ been taken out, is what waits.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
@@ -19,6 +19,7 @@ from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     Register = Callable[[zmq.Socket[bytes], Callable[[float], None] | None], None]
 
@@ -90,6 +91,7 @@ class Inlet:
         self._frames = self._size = 0
         self._endless = -1
         self._register: Register | None = None
+        self._said: Callable[[str], AbstractContextManager[None]] = _unsaid
         self._changed: Callable[[int, float], None] = _ignore
         self._monitor: zmq.Socket[bytes] | None = None
         self.socket = socket = context.socket(kind)
@@ -116,6 +118,7 @@ class Inlet:
     def start(
         self,
         register: Register,
+        said: Callable[[str], AbstractContextManager[None]],
         receive: Callable[[float], None],
         changed: Callable[[int, float], None] | None = None,
     ) -> None:
@@ -123,10 +126,11 @@ class Inlet:
 
         Args:
             register: Sees to it that a socket's function is called when something has come; None for no more.
+            said: Returns a context from which no exception comes.
             receive: Takes what has come.
             changed: Told what becomes of connections: one of `UP`, `DOWN`, `AGAIN` and `GREETED`, and when.
         """
-        self._register = register
+        self._register, self._said = register, said
         if changed is not None:
             self._changed = changed
         if self._monitor is not None:  # First: a connection is to be known when its first message comes.
@@ -235,21 +239,26 @@ class Inlet:
         monitor = self._monitor
         if monitor is None:
             return
-        for _ in range(_EVENTS):
-            try:
-                message: Any = zmq.utils.monitor.recv_monitor_message(monitor, zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            event, fd = int(message["event"]), int(message["value"])
-            if event & UP and tcp.received(fd) is not None:
-                self._connections[fd] = _Connection(tcp.identity(fd))
-            elif event & DOWN:
-                self._connections.pop(fd, None)
-            self._changed(event, now)
+        with self._said("its monitor"):
+            for _ in range(_EVENTS):
+                try:
+                    message: Any = zmq.utils.monitor.recv_monitor_message(monitor, zmq.DONTWAIT)
+                except zmq.Again:
+                    return
+                event, fd = int(message["event"]), int(message["value"])
+                if event & UP and tcp.received(fd) is not None:
+                    self._connections[fd] = _Connection(tcp.identity(fd))
+                elif event & DOWN:
+                    self._connections.pop(fd, None)
+                self._changed(event, now)
 
 
 def _on_the_wire(frame: bytes) -> int:
     return len(frame) + (2 if len(frame) < 256 else 9)
+
+
+def _unsaid(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _ignore(event: int, now: float) -> None:

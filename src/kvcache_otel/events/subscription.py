@@ -276,7 +276,7 @@ class Subscription:
         except BaseException:
             inlet.close()
             raise
-        inlet.start(self.register, self._receive, self._changed)
+        inlet.start(self.register, self.said, self._receive, self._changed)
         return inlet
 
     def _changed(self, event: int, now: float) -> None:
