@@ -400,6 +400,7 @@ def test_a_topic_that_nobody_sends_is_counted_until_somebody_does(
         len(said(caplog, "'w': nothing of the topic 'kv@here' that was asked for; its publisher sends 'kv-events'"))
         == 1
     )
+    assert len(said(caplog, "'w' has sent nothing of the topic 'kv@here'")) == 1
     assert not said(caplog, "cannot be read")
     assert driven.heard("w") == 0
     publisher.topic = b"kv@here/and more"

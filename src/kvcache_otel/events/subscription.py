@@ -229,6 +229,8 @@ class Subscription:
         name = printable(self.source.name)
         if self._wanted:
             self._probe(True)
+            if self._foreign is not None:  # That was said.
+                return
             text = "kvcache: source %r has sent nothing of the topic %r for %d s: its engine is idle, or sends another"
             self.tell(logging.WARNING, now, text, name, printable(self.source.topic), SILENT_SECONDS)
         else:
