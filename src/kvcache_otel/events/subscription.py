@@ -290,6 +290,7 @@ class Subscription:
         if event & UP:
             self.connections += 1
             self._unreachable = False
+            self._foreign = None
             if not self._probing and (self._wanted or not self._heard):
                 self._silent_until = now + SILENT_SECONDS
             self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
