@@ -19,6 +19,7 @@ STAIRS = (
     ("", "instrumentation", "instrumentor", "own", "package", "plugin", "runtime"),
     ("demo",),
     ("cli",),
+    ("__main__",),
 )
 """Rooms by the first name below the package, from the ground up; finer than the page has them. The empty one is the
 package itself."""

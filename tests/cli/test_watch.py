@@ -25,6 +25,7 @@ from kvcache_otel.events.worker import OTHER
 from kvcache_otel.identity import Identity
 from kvcache_otel.record.recorder import Recorder
 from tests.conftest import require
+from tests.events.fake_peer import tcp_server
 from tests.events.fake_publisher import FakePublisher, frame
 from tests.events.payloads import batch, removed, stored
 from tests.support.otlp_receiver import otlp_receiver
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
-PROGRAM = [sys.executable, "-c", "import sys; from kvcache_otel.cli import main; sys.exit(main())"]
+PROGRAM = [sys.executable, "-m", "kvcache_otel"]
 
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -149,20 +150,20 @@ def test_once_is_a_table(publisher: FakePublisher) -> None:
     head, second, first, silent = (line.split() for line in it.out)
     if first[1] == "9":  # Ranks in the order of their numbers.
         first, second = second, first
-    columns = "worker rank engine device host events lost recovered duplicate resets failures age"
+    columns = "worker rank engine state device host events lost recovered duplicate resets failures age"
     assert head == columns.split()
     assert it.out[1].split()[1] == "9"
-    assert first[:-2] == ["a", "10", "vllm", "1,485", "1,485", "2,970", "15", "0", "0", "0", "1"]
-    assert second[:5] == ["a", "9", "vllm", "0", "-"]
+    assert first[:-2] == ["a", "10", "vllm", "-", "1,485", "1,485", "2,970", "15", "0", "0", "0", "1"]
+    assert second[:6] == ["a", "9", "vllm", "-", "0", "-"]
     assert float(first[-2]) < 60
-    assert silent == ["silent", "-", "-", "-", "-", "-", "-", "-", "-", "-", "0", "-"]
+    assert silent == ["silent", "-", "-", "down", "-", "-", "-", "-", "-", "-", "-", "0", "-"]
     assert {len(line.rstrip()) for line in it.out[:3]} == {len(it.out[0].rstrip())}
     assert any("'silent' cannot be reached" in line for line in it.err)
 
 
 def test_lines_in_a_pipe(publisher: FakePublisher) -> None:
     with watching("--every", "0.1", f"a={publisher.endpoint}") as it:
-        it.says("^worker=a failures=0$")
+        it.says("^worker=a state=silent failures=0$")
         subscribed(publisher)
         publisher.publish(stored([1, 2, 3]))
         it.says(
@@ -183,7 +184,7 @@ def test_a_reader_who_has_read_enough_ends_it(publisher: FakePublisher) -> None:
         text=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "worker=a failures=0\n"
+    assert re.match("worker=a (state=silent|state=down) failures=0$", process.stdout.readline())
     process.stdout.close()
     assert process.wait(20) == 1
     assert process.stderr is not None
@@ -219,7 +220,7 @@ def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
         subscribed(publisher)
         wait_until(lambda: shown(r"worker +rank +device"))
         publisher.publish(stored(list(range(1234))))
-        wait_until(lambda: shown(r"\[b\]a\S* +0 +vllm +1,234 "))
+        wait_until(lambda: shown(r"\[b\]a\S* +0 +vllm +- +1,234 "))
         wait_until(lambda: shown(r"WARNING kvcache: source 'x' cannot be reached at tcp://127\.0\.0\.1:\d+; it is"))
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: shown(r"\x1b\[\?25h") and process.poll() is not None)
@@ -393,7 +394,48 @@ def test_a_collector_that_is_not_there_does_not_keep_it(publisher: FakePublisher
 def test_seconds_end_it(publisher: FakePublisher) -> None:
     with watching("--seconds", "0.5", f"a={publisher.endpoint}") as it:
         assert it.process.wait(20) == 0
-    assert it.out == ["worker=a failures=0\n"]
+    assert it.out == ["worker=a state=silent failures=0\n"]
+
+
+def test_once_fails_where_nothing_could_be_reached(publisher: FakePublisher) -> None:
+    down = f"down=tcp://127.0.0.1:{free_port()}"
+    with watching("--once", "--seconds", "0.6", down) as it:
+        assert it.process.wait(20) == 1
+    assert [line.split()[:4] for line in it.out] == [["worker", "rank", "state", "device"], ["down", "-", "down", "-"]]
+    assert it.err[-1] == "kvcache-otel watch: no source was connected\n"
+    with watching("--once", "--seconds", "1.5", down, f"silent={publisher.endpoint}") as it:
+        assert it.process.wait(20) == 0
+    assert it.out[2].split()[:4] == ["silent", "-", "silent", "-"]
+    assert not [line for line in it.err if "no source" in line]
+    both = down.replace("down=", "both="), f"both={publisher.endpoint}"  # The worse is said.
+    with watching("--once", "--seconds", "1.5", *both) as it:
+        assert it.process.wait(20) == 0
+    assert [line.split()[:3] for line in it.out[1:]] == [["both", "-", "down"]]
+
+
+def test_once_fails_where_nobody_speaks_zeromq() -> None:
+    with (
+        tcp_server(lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as port,
+        watching("--once", "--seconds", "1", f"http=tcp://127.0.0.1:{port}") as it,
+    ):
+        assert it.process.wait(20) == 1
+
+
+def test_a_source_that_goes_is_down(publisher: FakePublisher, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    other = FakePublisher(context)
+    with watching("--every", "0.1", f"a={publisher.endpoint}", f"a={other.endpoint}") as it:
+        subscribed(publisher)
+        subscribed(other)
+        publisher.publish(stored([1]))
+        it.says("^worker=a rank=0 engine=vllm device=1 ")
+        it.says("^worker=a (engine=vllm )?state=silent ")
+        publisher.close()
+        it.says("^worker=a rank=0 engine=vllm state=down device=1 ")
+        other.publish(stored([1, 2]), rank=1)
+        it.says("^worker=a rank=1 engine=vllm device=2 ")
+        it.out.clear()
+        it.says("^worker=a rank=1")
+        assert not [line for line in it.out if "silent" in line]
 
 
 @pytest.mark.prometheus

@@ -143,10 +143,6 @@ def _directory(file: Path) -> None:
     file.mkdir()
 
 
-def _latin(file: Path) -> None:
-    file.write_bytes(b"\xe4=tcp://h:1")
-
-
 def _huge(file: Path) -> None:
     file.write_bytes(b"#" * (LARGEST_FILE + 1))
 
@@ -159,7 +155,6 @@ def _pipe(file: Path) -> None:
 SPOILED = [
     (_vanish, "No such file"),
     (_directory, "it is not a regular file"),
-    (_latin, "can't decode byte 0xe4"),
     (_huge, f"it is larger than {LARGEST_FILE} bytes"),
     (_pipe, "it is not a regular file"),
 ]
@@ -200,6 +195,15 @@ def test_a_file_that_cannot_be_read_at_first(
     assert discovery.found == sources(C)
     [said] = caplog.messages
     assert why in said
+
+
+def test_a_byte_that_is_not_utf_8_takes_its_line_alone_away(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_bytes(A.encode() + b"\n# \xe4, in a comment\n\xe4=tcp://h:1\n" + B.encode() + b" # \xff\n")
+    discovery = Discovery((), file)
+    assert discovery.found == (*sources(A), *sources(B))
+    [said] = caplog.messages
+    number = len(A.splitlines()) + (3 if A.endswith("\n") else 2)
+    assert f"line {number}: source '?=tcp://h:1': there is something in it that cannot be printed" in said
 
 
 def test_bad_lines_take_nothing_else_away_and_are_said_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:

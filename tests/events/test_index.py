@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
-from kvcache_otel.events import owner as owner_module
+from kvcache_otel.events import index as index_module
 from kvcache_otel.events.counts import CELLS, KINDS, MEDIA
 from kvcache_otel.events.index import BlockIndex, series
+from kvcache_otel.events.owner import Owner
 from kvcache_otel.events.worker import MORE, MOST_RANKS, OTHER, Worker
 from kvcache_otel.identity import Identity
 from kvcache_otel.record.labels import LONGEST
@@ -471,7 +472,7 @@ def test_nothing_is_left_of_workers_that_come_and_go(received: Received) -> None
         worker.release()
     del worker
     gc.collect()
-    assert not any(isinstance(thing, Worker | owner_module.Owner) for thing in gc.get_objects())
+    assert not any(isinstance(thing, Worker | Owner) for thing in gc.get_objects())
     assert all(not received.recorder._tables[spec.name] for spec in ABOUT_WORKERS)
     assert received.index._room == 40
     assert received.recorder.dropped("label_overflow").value == 0
@@ -485,7 +486,7 @@ def test_nothing_is_left_of_workers_without_room() -> None:
         worker.release()
     del worker
     gc.collect()
-    assert not any(isinstance(thing, Worker | owner_module.Owner) for thing in gc.get_objects())
+    assert not any(isinstance(thing, Worker | Owner) for thing in gc.get_objects())
     assert received.resident == received.rows(semconv.EVENT_LAST_AGE, WORKER, RANK) == {}
 
 
@@ -541,13 +542,29 @@ def test_ranks_that_a_publisher_makes_up(received: Received) -> None:
     assert received.recorder.dropped("label_overflow").value == 0
 
 
-def test_blocks_without_end_are_not_taken(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_module, "MOST_BLOCKS", 10)
-    worker = received.index.add("w")
-    for start in range(0, 40, 4):
-        worker.receive(batch(stored(list(range(start, start + 4))), stored([start], "CPU")))
-    assert received.resident == {("w", 0, "device"): 12, ("w", 0, "host"): 10}
-    assert received.recorder.dropped("other").value == 28
+def test_blocks_without_end_are_forgotten_where_there_are_the_most(
+    received: Received, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(index_module, "MOST_BLOCKS", 40)
+    endless, honest = received.index.add("endless", engine="sglang"), received.index.add("honest")
+    honest.receive(batch(stored([1, 2])))
+    for rank in range(3):
+        endless.receive(batch(stored(list(range(10)), "DISK"), stored([7]), rank=rank))
+    received.index.bound()
+    assert received.resident["endless", 2, "disk"] == 10
+    honest.receive(batch(stored(list(range(8)))))
+    received.index.bound()
+    assert received.resident == {
+        ("honest", 0, "device"): 8,
+        **{("endless", rank, "device"): 1 for rank in range(3)},
+        **{("endless", rank, "disk"): 0 for rank in range(3)},
+    }
+    assert received.recorder.dropped("other").value == 30
+    [line] = [text for text in caplog.messages if "forgotten" in text]
+    assert "'endless' has 30 blocks in medium 'disk'" in line
+    endless.receive(batch(stored([1], "DISK"), rank=1))
+    assert received.resident["endless", 1, "disk"] == 1
+    assert endless.close() == (4, True)
 
 
 # -------------------------------------------------------------------------------------------- against a recount

@@ -51,7 +51,11 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--sources", metavar="FILE", type=Path, help="more sources, one a line; read again when it changes"
     )
-    parser.add_argument("--once", action="store_true", help="print a table after some seconds, and end")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="print a table after some seconds, and end; 1 is returned where no source was connected",
+    )
     parser.add_argument(
         "--seconds", metavar="N", type=seconds, help="how long to watch; until it is interrupted, and 5 with --once"
     )
@@ -65,7 +69,12 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns its exit status: 0 if it was told to end, 2 if there was nothing to watch."""
+    """Runs the command.
+
+    Returns:
+        Its exit status: 0 if it was told to end, 1 if it was to look once and nothing could be reached, 2 if there was
+        nothing to watch.
+    """
     try:
         import msgspec
         import zmq
@@ -128,6 +137,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     every = options.every or (LIVE_SECONDS if sys.stdout.isatty() else LINES_SECONDS)
     known: tuple[Source, ...] | None = None
     next_view = time.monotonic() + every
+    reached = True
     try:
         with view(recorder, watch, once=options.once) as show:
             while not stop.asked and (now := time.monotonic()) < end:
@@ -140,9 +150,13 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
                     show(last=False)
                     next_view = time.monotonic() + every
             show(last=True)
+        reached = watch.greeted
     finally:
         discovery.stop()
         if exporter is not None:
             exporter.stop(1.0)
         watch.close()
+    if options.once and not (reached or stop.asked):
+        print("kvcache-otel watch: no source was connected", file=sys.stderr)
+        return 1
     return 0

@@ -28,9 +28,9 @@ _COUNTED: dict[str, MetricSpec] = {
     "resets": semconv.EVENT_PUBLISHER_RESETS,
 }
 
-_COLUMNS = ("worker", "rank", "engine", *TIERS, *_COUNTED, "failures", "age")
+_COLUMNS = ("worker", "rank", "engine", "state", *TIERS, *_COUNTED, "failures", "age")
 
-_LEFT = ("worker", "engine")
+_LEFT = ("worker", "engine", "state")
 
 NOTHING = "-"
 """In place of a number that there is none of."""
@@ -70,22 +70,32 @@ def rows(recorder: Recorder, watch: Watch) -> list[Row]:
         failures[worker] = failures.get(worker, 0) + value
     engines = {worker.label: worker.engine or NOTHING for worker in watch.index.workers.values()}
     engines.pop(OTHER, None)  # Many.
+    states = {owner: state for owner, state in watch.states().items() if owner[0] != OTHER}
     owners: dict[tuple[str, int | None], dict[str, float]] = {**numbers}
     owners |= {(worker, None): {} for worker in failures.keys() - {worker for worker, _ in numbers}}
+    owners |= {owner: {} for owner in states.keys() - owners.keys()}
     return [
-        _row(worker, NOTHING if rank is None else str(rank), engines, owners[worker, rank], failures)
-        for worker, rank in sorted(owners, key=lambda owner: (owner[0], owner[1] or 0))
+        _row(worker, rank, engines, states.get((worker, rank), NOTHING), owners[worker, rank], failures)
+        for worker, rank in sorted(owners, key=lambda owner: (owner[0], -2 if owner[1] is None else owner[1]))
     ]
 
 
-def _row(worker: str, rank: str, engines: dict[str, str], found: dict[str, float], failures: dict[str, float]) -> Row:
+def _row(
+    worker: str,
+    rank: int | None,
+    engines: dict[str, str],
+    state: str,
+    found: dict[str, float],
+    failures: dict[str, float],
+) -> Row:
     counted = [_number(found.get(column)) for column in (*TIERS, *_COUNTED)]
     age = found.get("age")
     return Row(
         (
             _visible(worker),
-            rank,
+            NOTHING if rank is None else str(rank),
             engines.get(worker, NOTHING),
+            state,
             *counted,
             _number(failures.get(worker)),
             NOTHING if age is None else f"{age:.1f} s",

@@ -143,7 +143,7 @@ class Discovery:
                 content = file.read(LARGEST_FILE + 1)
             if len(content) > LARGEST_FILE:
                 raise OSError(f"it is larger than {LARGEST_FILE} bytes")
-            lines = content.decode("utf-8-sig").splitlines()
+            lines = content.decode("utf-8-sig", "surrogateescape").splitlines()  # Only that line is lost.
         except (OSError, ValueError) as error:
             so = "there are none" if self._content is None else "are as they were"
             self._say("file", f"the sources in {where!r} {so}, since it cannot be read: {printable(error)}")

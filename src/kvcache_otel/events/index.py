@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
+MOST_BLOCKS = 2**26
+"""Blocks of all workers together, in seven gigabytes. There are publishers that never say that a block is gone."""
+
+
 def series(owners: int) -> int:
     """Returns how many series of one metric a recorder must allow for so many owners to have rows of their own."""
     return (owners + 1) * CELLS  # One is for all the others.
@@ -101,6 +105,25 @@ class BlockIndex:
                 printable(name),
                 blocks,
                 ranks,
+            )
+
+    def bound(self) -> None:
+        """Empties the fullest books, those of one worker and one medium, while all have more than `MOST_BLOCKS`."""
+        books = {
+            (worker, medium): blocks for worker in self.workers.values() for medium, blocks in worker.blocks().items()
+        }
+        while sum(books.values()) > MOST_BLOCKS:
+            worker, medium = fullest = max(books, key=books.__getitem__)
+            blocks = books.pop(fullest)
+            worker.forget(medium)
+            self.recorder.dropped(Reason.OTHER).add(blocks)
+            _logger.error(
+                "kvcache: worker %r has %d blocks in medium %r, and all workers more than %d: these are forgotten, and "
+                "their row begins at zero again",
+                printable(worker.name),
+                blocks,
+                medium,
+                MOST_BLOCKS,
             )
 
     def close(self) -> None:

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from kvcache_otel.record.probe import Labels
     from kvcache_otel.record.recorder import Recorder
 
-MOST_BLOCKS = 2**25
-"""Blocks of one owner in one medium, at the most: what is stored beyond is dropped, and counted as that. There are
-publishers that never say that a block is gone."""
-
 LARGEST_BLOCK = 2**31 - 1
 
 # Spellings of media whose place is known without asking; a publisher has a handful.
@@ -116,10 +112,7 @@ class Owner:
             if kind == _STORED:
                 hashes = event.block_hashes
                 book = place.book or self._open(place)
-                if len(book.blocks) < MOST_BLOCKS:
-                    book.store(hashes)
-                else:
-                    self._recorder.dropped(Reason.OTHER).add(len(hashes))
+                book.store(hashes)
                 place.stored.events.value += 1
                 place.stored.blocks.value += len(hashes)
                 size = event.block_size
@@ -181,6 +174,15 @@ class Owner:
     def empty(self) -> None:
         """Empties the books, since the publisher has started again; the rows stay, at zero."""
         self._ledger.empty()
+        self._ledger.settle()
+
+    def blocks(self) -> dict[str, int]:
+        """Returns how many blocks there are, by medium."""
+        return {medium: len(book.blocks) for medium, book in self._ledger.books.items()}
+
+    def forget(self, medium: str) -> None:
+        """Empties one book, since there is no room for it."""
+        self._ledger.book(medium).clear()
         self._ledger.settle()
 
     def close(self) -> tuple[int, bool]:

@@ -1,46 +1,41 @@
-"""A subscription: the sockets to one source, and a stream for each publisher that is behind them."""
+"""A subscription: the socket to one source, and a feed for each publisher that is behind it."""
 
 from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import zmq
-import zmq.utils.monitor
 
 from kvcache_otel import semconv
-from kvcache_otel.events import frames
-from kvcache_otel.events.stream import Counts, Limits, Stream
+from kvcache_otel.events import tcp
+from kvcache_otel.events.feed import BYTES_PER_ROUND, PER_ROUND, Feed
+from kvcache_otel.events.inlet import DOWN, GREETED, UP, Inlet
 from kvcache_otel.events.wire import LARGEST
-from kvcache_otel.events.worker import MORE
-from kvcache_otel.record.cells import Counter
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcache_otel.events.inlet import Excess, Register
     from kvcache_otel.events.source import Source
+    from kvcache_otel.events.stream import Limits
     from kvcache_otel.events.worker import Worker
     from kvcache_otel.record.recorder import Recorder
 
-    Register = Callable[[zmq.Socket[bytes], Callable[[float], None] | None], None]
-
 _logger = logging.getLogger(__name__)
 
-PER_ROUND, BYTES_PER_ROUND, SECONDS_PER_ROUND = 256, 2**20, 0.05
-"""Messages of one socket before others have their turn, their bytes, and how long they may take."""
+SECONDS_PER_ROUND = 0.05
+"""How long the messages of one socket may take before others have their turn."""
 
 SILENT_SECONDS = 30.0
-"""How long a source may be connected and say nothing before that is said."""
+"""How long a source may be connected and say nothing, or nothing of the topic that is wanted, before that is said."""
 
-WAITING = 64
-"""Messages that wait in a socket. More wait on the publisher's side, which has a limit of its own."""
-
-REPLAYED = 10_000
-"""Answers that wait in a replay's socket: as many as publishers keep."""
+WAITING, WAITING_BYTES = 64, 2**28
+"""Messages that wait in a socket. More wait on the publisher's side, which has a limit of its own. A publisher whose
+messages are so long that these have more bytes is broken off."""
 
 LEAST_HELD = 2**20
 """Bytes of batches that each stream may let wait; all of them may have more."""
@@ -49,145 +44,19 @@ MOST_TOPICS, LONGEST_TOPIC = 256, 256
 """Topics of one source that have a stream of their own, and their bytes that count; a source with more is making them
 up."""
 
-BROKEN_OFF_SECONDS = 1.0
+BROKEN_OFF_SECONDS, LONGEST_OFF_SECONDS = 1.0, 60.0
 """After which we connect again ourselves. Where it was ZeroMQ that broke off, since it could not read or would not take
-what came, it does not."""
+what came, it does not; where it was we, each time we wait twice as long."""
 
 DUE_SECONDS = 0.01
 """Between two times that one stream has something due, at the least: the loop must not spin."""
 
 LINES, LINES_SECONDS = 10, 60.0
-"""What is said of one source's connections in so many seconds: a publisher may come and go at full speed."""
+"""What is said of one source's connections in so many seconds, and of its batches: a publisher may come and go at full
+speed, or send numbers that make no sense."""
 
-_FRAME_FAILURES = (Reason.FRAME_COUNT, Reason.SEQUENCE_FRAME)
-
-_UP, _DOWN, _AGAIN = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED
-
-
-class Feed:
-    """One publisher behind a source: its stream, which tells its worker what comes, and the socket of its replay."""
-
-    def __init__(
-        self, subscription: Subscription, worker: Worker, recorder: Recorder, *, replay: str, limits: Limits
-    ) -> None:
-        """Args:
-        subscription: Whose sockets it uses.
-        worker: What is told.
-        recorder: Where the rows are.
-        replay: Where to ask for what was missed; empty for nowhere.
-        limits: How much may wait.
-        """
-        self._subscription = subscription
-        self._recorder = recorder
-        self._replay = replay
-        self._socket: zmq.Socket[bytes] | None = None
-        self.worker = worker
-        self.rank: int | None = None
-        self._ranks: set[int] = set()
-        # Rows name the rank, which the first batch will tell.
-        self.stream = Stream(self, self._counts(), replay=bool(replay), limits=limits)
-        self._answering = self._replay_silent = False  # This time, and whether that was said.
-        self._lost_said, self._lost_next = 0.0, 0.0
-        self._unsaid = tuple(zip(_FRAME_FAILURES, self.stream.counts[4:], strict=True))
-
-    def apply(self, payload: bytes) -> None:
-        """Takes over the next batch."""
-        batch = self.worker.receive(payload, self.rank or 0)
-        if batch is None:
-            return
-        rank = (self.rank or 0) if batch.rank is None else batch.rank
-        if rank not in self._ranks:
-            self._ranks.add(rank if rank in self.worker.ranks else MORE)
-        if self.rank is None:
-            self.rank = rank
-            before, self.stream.counts = self.stream.counts, self._counts()
-            for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
-                cell.add(provisional.value)
-
-    def complain(self, now: float) -> None:
-        """Says what the stream only counts: messages whose frames cannot be read, once, and losses now and then."""
-        lost = self.stream.counts.lost.value
-        if lost > self._lost_said and now >= self._lost_next:
-            self._lost_said, self._lost_next = lost, now + LINES_SECONDS
-            _logger.warning(
-                "kvcache: source %r, rank %d: %d batches lost so far; what is received of it may be wrong until its "
-                "publisher starts again",
-                printable(self._subscription.source.name),
-                self.rank or 0,
-                lost,
-            )
-        for reason, cell in self._unsaid:
-            if cell.value:
-                self._unsaid = tuple(other for other in self._unsaid if other[0] != reason)
-                self.worker.failed(reason, 0, detail="a message's frames")
-
-    def reset(self) -> None:
-        """Forgets what the publisher's batches added up to."""
-        _logger.warning("kvcache: source %r: its publisher has started again", printable(self.worker.name))
-        self.empty()
-
-    def empty(self) -> None:
-        """Empties the books of every rank that its batches named."""
-        for rank in self._ranks:
-            self.worker.reset(rank)
-
-    def ask(self, start: int) -> None:
-        """Asks for what was missed."""
-        self.hang_up()
-        with self._subscription.said("its replay"):
-            self._socket = socket = self._subscription.open(zmq.DEALER, REPLAYED)
-            socket.connect(self._replay)
-            self._subscription.register(socket, self._answered)
-            self._answering = False
-            socket.send_multipart(frames.request(start), zmq.DONTWAIT)
-
-    def hang_up(self) -> None:
-        """Closes the socket that was opened for that."""
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            self._subscription.register(socket, None)
-            socket.close()
-            if not (self._answering or self._replay_silent):
-                self._replay_silent = True
-                _logger.warning(
-                    "kvcache: source %r: no answer from its replay at %s; what is missed counts as lost",
-                    printable(self._subscription.source.name),
-                    self._replay,
-                )
-
-    def _answered(self, now: float) -> None:
-        taken = 0
-        with self._subscription.said("its replay"):
-            for _ in range(PER_ROUND):
-                socket = self._socket
-                if socket is None or taken >= BYTES_PER_ROUND:  # That was the last answer, or others have their turn.
-                    return
-                try:
-                    message = socket.recv_multipart(zmq.DONTWAIT)
-                except zmq.Again:
-                    return
-                taken += sum(map(len, message))
-                self._answering, self._replay_silent = True, False
-                self.stream.answer(message, now)
-
-    def _counts(self) -> Counts:
-        worker, recorder = self.worker, self._recorder
-        failures = (
-            recorder.counter(
-                semconv.EVENT_DECODE_FAILURES, {semconv.KVCACHE_WORKER: worker.label, semconv.KVCACHE_REASON: reason}
-            )
-            for reason in _FRAME_FAILURES
-        )
-        if self.rank is None:
-            return Counts(*(Counter(lambda _: None) for _ in range(4)), *failures)
-        labels = worker.labels(self.rank)
-        return Counts(
-            recorder.counter(semconv.EVENT_BATCHES_LOST, labels),
-            recorder.counter(semconv.EVENT_BATCHES_RECOVERED, labels),
-            recorder.counter(semconv.EVENT_BATCHES_DUPLICATE, labels),
-            recorder.counter(semconv.EVENT_PUBLISHER_RESETS, labels),
-            *failures,
-        )
+DISCONNECTED, SILENT = "down", "silent"
+"""What may be wrong with a source: nobody is connected; somebody is, and nothing has come live."""
 
 
 class Subscription:
@@ -196,6 +65,7 @@ class Subscription:
     Attributes:
         source: Where to.
         connections: Publishers that are connected now.
+        greeted: Whether one has ever been that speaks ZeroMQ.
         feeds: The publishers that have been heard, by topic.
         workers: What they are called, each as often as it is used.
     """
@@ -223,6 +93,7 @@ class Subscription:
         self.source = source
         self.register = register
         self.connections = 0
+        self.greeted = False
         self.feeds: dict[str, Feed] = {}
         self.workers: list[str] = []
         self._context, self._recorder, self._worker, self._limits = context, recorder, worker, limits
@@ -230,63 +101,36 @@ class Subscription:
         self._unreachable = False
         self._own: Worker | None = None
         self._broken_off = float("inf")  # When we connect again; infinite where ZeroMQ does so itself.
-        self._lines, self._lines_until = 0, 0.0
+        self._resting = float("inf")  # The same, where it was we who broke off.
+        self._rest, self._rested = BROKEN_OFF_SECONDS, 0.0
+        self._lines: dict[str, tuple[int, float]] = {}  # What was said of late, and until when that is.
         self._silent_until = float("inf")  # When it is said that nothing has come; infinite once something has.
-        self._monitor: zmq.Socket[bytes] | None = None
-        self._socket = socket = self.open(zmq.SUB, WAITING)
-        try:
-            self._monitor = monitor = socket.get_monitor_socket(_UP | _DOWN | _AGAIN)
-            socket.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
-            if source.binds:
-                socket.bind(source.endpoint)
-            else:
-                socket.connect(source.endpoint)
-        except BaseException:
-            self._close_sockets()
-            raise
-        register(monitor, self._watch)
-        register(socket, self._receive)
+        self._wanted = source.topic.encode()
+        self._probing = False
+        self._foreign: str | None = None  # The topic that is sent instead.
+        self._inlet = self._connected()
 
-    def open(self, kind: int, waiting: int) -> zmq.Socket[bytes]:
-        """Returns a new socket that waits for nobody when it is closed, and takes no message without bounds."""
-        socket = self._context.socket(kind)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.IPV6, 1),
-            (zmq.RCVHWM, waiting),
-            (zmq.MAXMSGSIZE, LARGEST),
-            (zmq.RECONNECT_IVL, 100),
-            (zmq.RECONNECT_IVL_MAX, 5_000),
-            # Not ZeroMQ's own heartbeats: they take a slow reader for a dead peer, and can abort us (libzmq 3937).
-            (zmq.TCP_KEEPALIVE, 1),
-            (zmq.TCP_KEEPALIVE_IDLE, 30),
-            (zmq.TCP_KEEPALIVE_INTVL, 10),
-            (zmq.TCP_KEEPALIVE_CNT, 3),
-        ):
-            socket.setsockopt(option, value)
-        return socket
+    def open(self, kind: int, waiting: int, most: int) -> Inlet:
+        """Returns a new socket that waits for nobody when it is closed, and takes nothing without bounds."""
+        return Inlet(self._context, kind, waiting=waiting, most=most)
 
     def begin(self, now: float) -> None:
         """Asks for what was published before, where there is replay: an idle publisher would say nothing."""
         if not self.source.binds:
-            self._own = self._named("")  # So that there is a worker, whether it is heard or not.
+            self._blamed()  # So that there is a worker, whether it is heard or not.
         if self.source.replay:
             self._feed("").stream.open(now)
 
     def tick(self, now: float) -> float:
         """Does what is due; returns when something will be, infinite where only a message can change anything."""
-        if self._broken_off <= now:
+        if min(self._broken_off, self._resting) <= now:
             with self.said("its connection"):
-                self._connect_again()
+                self._connect_again(now)
         if self._silent_until <= now:
             self._silent_until = float("inf")
-            _logger.warning(
-                "kvcache: source %r has sent nothing for %d s: its engine is idle, or its topic is not %r",
-                printable(self.source.name),
-                SILENT_SECONDS,
-                printable(self.source.topic),
-            )
-        due = min(self._broken_off, self._silent_until)
+            with self.said("its silence"):
+                self._silent(now)
+        due = min(self._broken_off, self._resting, self._silent_until)
         for feed in self.feeds.values():
             stream = feed.stream
             if stream.due <= now:
@@ -297,6 +141,15 @@ class Subscription:
                 due = min(due, stream.due)
             feed.complain(now)
         return due
+
+    def look(self, now: float) -> None:
+        """Looks whether more waits inside ZeroMQ than may, and breaks that connection off."""
+        with self.said("its connection"):
+            excess = self._inlet.look()
+            if excess is not None:
+                self._break_off(excess, now)
+            for feed in self.feeds.values():
+                feed.look(now)
 
     def said(self, what: str) -> _Said:
         """Returns a context in which an exception is counted, said once, and goes no further."""
@@ -319,25 +172,27 @@ class Subscription:
         """Ends it."""
         for feed in self.feeds.values():
             feed.hang_up()
-        if self._monitor is not None:
-            self.register(self._monitor, None)
-        self.register(self._socket, None)
-        self._close_sockets()
+        self._inlet.close()
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
     def _receive(self, now: float) -> None:
-        socket, feeds, taken, began = self._socket, self.feeds, 0, time.monotonic()
-        self._silent_until = float("inf")
+        inlet, feeds, wanted, taken, began = self._inlet, self.feeds, self._wanted, 0, time.monotonic()
+        if not wanted:
+            self._silent_until = float("inf")
         with self.said("its socket"):
             for _ in range(PER_ROUND):
                 try:
-                    message = socket.recv_multipart(zmq.DONTWAIT)
+                    message = inlet.take()
                 except zmq.Again:
+                    return
+                if message is None:
                     return
                 taken += sum(map(len, message))
                 with self.said("a message"):
                     topic = "" if len(message) != 3 else message[0][:LONGEST_TOPIC].decode("utf-8", "replace")
+                    if wanted and not self._is_wanted(message[0], topic, now):
+                        continue
                     feed = feeds.get(topic) or self._feed(topic)
                     feed.stream.live(message, now)
                 if taken >= BYTES_PER_ROUND or time.monotonic() - began >= SECONDS_PER_ROUND:
@@ -361,32 +216,91 @@ class Subscription:
         self.workers.append(worker.name)
         return worker
 
-    def _watch(self, now: float) -> None:
-        monitor = self._monitor
-        if monitor is None:
-            return
-        with self.said("its monitor"):
-            for _ in range(PER_ROUND):
-                try:
-                    message: Any = zmq.utils.monitor.recv_monitor_message(monitor, zmq.DONTWAIT)
-                except zmq.Again:
-                    return
-                self._changed(message["event"], now)
+    def _blamed(self) -> Worker:
+        """Returns the worker of failures that are no feed's."""
+        if self._own is None:
+            self._own = self._named("")
+        return self._own
+
+    # -- a topic that nobody sends -------------------------------------------------------------------------------------
+
+    def _silent(self, now: float) -> None:
+        """Says that nothing has come. Where a topic was asked for, looks what comes otherwise, until something does."""
+        name = printable(self.source.name)
+        if self._wanted:
+            self._probe(True)
+            if self._foreign is not None:  # That was said.
+                return
+            text = "kvcache: source %r has sent nothing of the topic %r for %d s: its engine is idle, or sends another"
+            self.tell(logging.WARNING, now, text, name, printable(self.source.topic), SILENT_SECONDS)
+        else:
+            text = "kvcache: source %r has sent nothing for %d s: its engine is idle"
+            self.tell(logging.WARNING, now, text, name, SILENT_SECONDS)
+
+    def _probe(self, on: bool) -> None:
+        if on != self._probing:
+            self._probing = on
+            # What waits in the socket when it is off again may still be of any topic: ZeroMQ has looked at one ahead.
+            self._inlet.socket.setsockopt(zmq.SUBSCRIBE if on else zmq.UNSUBSCRIBE, b"")
+
+    def _is_wanted(self, frame: bytes, topic: str, now: float) -> bool:
+        """Returns whether a message is of the topic that is wanted, by its first frame; counts and says it if not."""
+        if frame.startswith(self._wanted):
+            self._silent_until = float("inf")
+            self._probe(False)
+            return True
+        if self._probing:
+            self._probe(False)
+            self._silent_until = now + SILENT_SECONDS
+        self._blamed().count(Reason.OTHER)
+        if topic != self._foreign:
+            self._foreign = topic
+            self.tell(
+                logging.WARNING,
+                now,
+                "kvcache: source %r: nothing of the topic %r that was asked for; its publisher sends %r",
+                printable(self.source.name),
+                printable(self.source.topic),
+                printable(topic),
+            )
+        return False
+
+    # -- its connections -----------------------------------------------------------------------------------------------
+
+    def _connected(self) -> Inlet:
+        inlet = self.open(zmq.SUB, WAITING, WAITING_BYTES)
+        try:
+            inlet.socket.setsockopt(zmq.SUBSCRIBE, self._wanted)
+            if self.source.binds:
+                inlet.socket.bind(self.source.endpoint)
+            else:
+                inlet.socket.connect(self.source.endpoint)
+        except BaseException:
+            inlet.close()
+            raise
+        inlet.start(self.register, self.said, self._receive, self._changed)
+        return inlet
 
     def _changed(self, event: int, now: float) -> None:
+        if event & GREETED:
+            self.greeted = True
+            return
         name = printable(self.source.name)
         self._broken_off = float("inf")
-        if event & _UP:
+        if event & UP:
             self.connections += 1
             self._unreachable = False
-            if not self.feeds or not any(feed.stream.heard is not None for feed in self.feeds.values()):
+            self._foreign = None
+            if not self._probing and (self._wanted or not self._heard):
                 self._silent_until = now + SILENT_SECONDS
-            self._tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
-        elif event & _DOWN:
+            self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
+        elif event & DOWN:
             self.connections = max(self.connections - 1, 0)
+            if not self.connections:
+                self._silent_until = float("inf")
             if not self.source.binds:
                 self._broken_off = now + BROKEN_OFF_SECONDS
-            self._tell(
+            self.tell(
                 logging.WARNING,
                 now,
                 "kvcache: source %r is disconnected at %s: its publisher is gone, or has sent more than %d MiB at once",
@@ -396,7 +310,7 @@ class Subscription:
             )
         elif not (self.connections or self._unreachable):
             self._unreachable = True
-            self._tell(
+            self.tell(
                 logging.WARNING,
                 now,
                 "kvcache: source %r cannot be reached at %s; it is tried again and again",
@@ -404,31 +318,53 @@ class Subscription:
                 self.source.endpoint,
             )
 
-    def _connect_again(self) -> None:
-        self._broken_off = float("inf")
-        if self._own is not None:
-            self._own.failed(
+    @property
+    def state(self) -> str:
+        """What is wrong with it: `DISCONNECTED`, `SILENT`, or nothing."""
+        return DISCONNECTED if not self.connections else "" if self._heard else SILENT
+
+    @property
+    def _heard(self) -> bool:
+        return any(feed.stream.heard is not None for feed in self.feeds.values())
+
+    def _break_off(self, excess: Excess, now: float) -> None:
+        self._blamed().count(excess.reason)
+        text = "kvcache: source %r is broken off at %s: %s"
+        arguments = (printable(self.source.name), self.source.endpoint, excess.why)
+        if self.source.binds:  # There are others.
+            tcp.hang_up(excess.fd)
+            self.tell(logging.WARNING, now, text, *arguments)
+            return
+        self._rest = min(2 * self._rest, LONGEST_OFF_SECONDS) if now < self._rested else BROKEN_OFF_SECONDS
+        self._resting = now + self._rest
+        self._rested = self._resting + LONGEST_OFF_SECONDS
+        self.connections, self._probing = 0, False
+        self._broken_off = self._silent_until = float("inf")
+        self._inlet.close()
+        self.tell(logging.WARNING, now, text + "; connected again in %g s", *arguments, self._rest)
+
+    def _connect_again(self, now: float) -> None:
+        if self._resting == float("inf"):
+            self._blamed().failed(
                 Reason.OTHER, detail=f"more than {LARGEST // 2**20} MiB at once, or what is not of ZeroMQ; broken off"
             )
-        with suppress(zmq.ZMQError):  # It may have forgotten the endpoint by itself.
-            self._socket.disconnect(self.source.endpoint)
-        self._socket.connect(self.source.endpoint)
+            self._probing = False
+            self._inlet.close()  # To disconnect a socket that has a message half read can abort us.
+        self._broken_off, self._resting = float("inf"), now + BROKEN_OFF_SECONDS  # If this fails.
+        self._inlet = self._connected()
+        self._resting = float("inf")
 
-    def _tell(self, level: int, now: float, text: str, *arguments: object) -> None:
-        if now >= self._lines_until:
-            self._lines, self._lines_until = 0, now + LINES_SECONDS
-        self._lines += 1
-        if self._lines < LINES:
+    def tell(self, level: int, now: float, text: str, *arguments: object, about: str = "connections") -> None:
+        """Logs a line, unless there have been many of late about the same."""
+        lines, until = self._lines.get(about, (0, 0.0))
+        if now >= until:
+            lines, until = 0, now + LINES_SECONDS
+        lines += 1
+        self._lines[about] = lines, until
+        if lines == LINES:
+            text += f" (no more of its {about} for a minute)"
+        if lines <= LINES:
             _logger.log(level, text, *arguments)
-        elif self._lines == LINES:
-            _logger.log(level, text + " (no more of its connections for a minute)", *arguments)
-
-    def _close_sockets(self) -> None:
-        with suppress(zmq.ZMQError):
-            self._socket.disable_monitor()
-        if self._monitor is not None:  # It is not closed with what it is about.
-            self._monitor.close()
-        self._socket.close()
 
 
 class _Said:

@@ -34,6 +34,13 @@ SILENCE = 2.0
 SLOW = 0.25
 """Seconds that a round may take before what is due is put off to the next."""
 
+LOOK_SECONDS = 0.1
+"""Between two looks at how much waits inside ZeroMQ: a connection brings a gigabyte a second, and a look takes
+microseconds."""
+
+BOUND_SECONDS = 1.0
+"""Between two times that the blocks of all are counted, which takes a microsecond for each book."""
+
 AGAIN_SECONDS = 1.0
 """Between two times that a source is tried that cannot be subscribed to: a port may still be in use."""
 
@@ -63,6 +70,7 @@ class Watch:
         self._refused: set[Source] = set()
         self._again = float("inf")
         self._due = float("inf")
+        self._look_at = self._bound_at = 0.0
         self._late = False
 
     def want(self, sources: Iterable[Source]) -> None:
@@ -92,7 +100,9 @@ class Watch:
             reader = self._readers.get(socket)
             if reader is not None:  # Another has closed it meanwhile, otherwise.
                 reader(self._clock())
+                self._look(self._clock())
         now = self._clock()
+        self._look(now)
         if now - began >= SLOW and not self._late:
             # What was waited for may have come meanwhile: it is read before anything is given up.
             self._late, self._due = True, 0.0
@@ -102,10 +112,39 @@ class Watch:
             self._again = float("inf")
             for source in list(self._refused):
                 self._begin(source, len(self.subscriptions) + len(self._refused))
-        due = self._again
+        due = self._again if not self.subscriptions else min(self._again, self._look_at)
         for subscription in self.subscriptions.values():
             due = min(due, subscription.tick(now))
         self._due = due
+
+    def _look(self, now: float) -> None:
+        if now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            for subscription in self.subscriptions.values():
+                subscription.look(now)
+        if now >= self._bound_at:
+            self._bound_at = now + BOUND_SECONDS
+            self.index.bound()
+
+    @property
+    def greeted(self) -> bool:
+        """Whether any of the sources there are now has ever been connected."""
+        return any(subscription.greeted for subscription in self.subscriptions.values())
+
+    def states(self) -> dict[tuple[str, int | None], str]:
+        """Returns what is wrong with sources, by what their rows call their worker, and the rank of its batches.
+
+        Returns:
+            `DISCONNECTED` or `SILENT`, where it is one of them. The rank is None where no batch has told it.
+        """
+        states: dict[tuple[str, int | None], str] = {}
+        for subscription in self.subscriptions.values():
+            if not (state := subscription.state):
+                continue
+            ranks = {(feed.worker.label, feed.rank) for feed in subscription.feeds.values()}
+            for owner in ranks or {(self.index.workers[name].label, None) for name in subscription.workers}:
+                states[owner] = min(states.get(owner, state), state)  # "down" is worse.
+        return states
 
     def close(self) -> None:
         """Ends every subscription, and with it every row."""

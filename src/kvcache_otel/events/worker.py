@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvcache_otel import semconv
@@ -152,7 +153,7 @@ class Worker:
             times: How often.
             detail: More about it, for the log.
         """
-        self._failures.get(reason, self._failures[Reason.OTHER]).add(times)
+        self.count(reason, times)
         if self._index is not None and reason in self._failures and reason not in self._said:
             self._said.add(reason)
             _logger.warning(
@@ -162,6 +163,10 @@ class Worker:
                 reason,
                 printable(detail),
             )
+
+    def count(self, reason: str, times: int = 1) -> None:
+        """Counts what could not be read or was not taken, where somebody else says so."""
+        self._failures.get(reason, self._failures[Reason.OTHER]).add(times)
 
     def owner(self, rank: int) -> Owner:
         """Returns the owner of one rank, whose rows exist from now on."""
@@ -181,6 +186,18 @@ class Worker:
         for known, owner in self._owners.items():
             if rank is None or rank == known:
                 owner.empty()
+
+    def blocks(self) -> Counter[str]:
+        """Returns how many blocks there are, by medium, in the books of all ranks."""
+        blocks = Counter[str]()
+        for owner in self._owners.values():
+            blocks.update(owner.blocks())
+        return blocks
+
+    def forget(self, medium: str) -> None:
+        """Empties the books of one medium, since there is no room for them."""
+        for owner in self._owners.values():
+            owner.forget(medium)
 
     def release(self) -> None:
         """Ends all that there is of this worker; see `BlockIndex.release`."""

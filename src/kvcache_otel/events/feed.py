@@ -1,0 +1,185 @@
+"""A feed: one publisher behind a source, and what is asked of it again when something was missed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import zmq
+
+from kvcache_otel import semconv
+from kvcache_otel.events import frames
+from kvcache_otel.events.stream import Counts, Limits, Stream
+from kvcache_otel.events.worker import MORE
+from kvcache_otel.record.cells import Counter
+from kvcache_otel.record.labels import printable
+from kvcache_otel.semconv import Reason
+
+if TYPE_CHECKING:
+    from kvcache_otel.events.inlet import Inlet
+    from kvcache_otel.events.subscription import Subscription
+    from kvcache_otel.events.worker import Worker
+    from kvcache_otel.record.recorder import Recorder
+
+_logger = logging.getLogger(__name__)
+
+PER_ROUND, BYTES_PER_ROUND = 256, 2**20
+"""Messages of one socket before others have their turn, and their bytes."""
+
+REPLAYED, REPLAYED_BYTES = 10_000, 2**30
+"""Answers that wait in a replay's socket: as many as publishers keep, which send them all at once."""
+
+LOSS_SECONDS = 60.0
+"""Between two times that further losses are said."""
+
+_FRAME_FAILURES = (Reason.FRAME_COUNT, Reason.SEQUENCE_FRAME)
+
+
+class Feed:
+    """One publisher behind a source: its stream, which tells its worker what comes, and the socket of its replay."""
+
+    def __init__(
+        self, subscription: Subscription, worker: Worker, recorder: Recorder, *, replay: str, limits: Limits
+    ) -> None:
+        """Args:
+        subscription: Whose sockets it uses.
+        worker: What is told.
+        recorder: Where the rows are.
+        replay: Where to ask for what was missed; empty for nowhere.
+        limits: How much may wait.
+        """
+        self._subscription = subscription
+        self._recorder = recorder
+        self._replay = replay
+        self._inlet: Inlet | None = None
+        self.worker = worker
+        self.rank: int | None = None
+        self._ranks: set[int] = set()
+        # Rows name the rank, which the first batch will tell.
+        self.stream = Stream(self, self._counts(), replay=bool(replay), limits=limits)
+        self._answering = self._replay_silent = False  # This time, and whether that was said.
+        self._lost_said, self._lost_next = 0.0, 0.0
+        self._unsaid = tuple(zip(_FRAME_FAILURES, self.stream.counts[4:], strict=True))
+
+    def apply(self, payload: bytes) -> None:
+        """Takes over the next batch."""
+        batch = self.worker.receive(payload, self.rank or 0)
+        if batch is None:
+            return
+        rank = (self.rank or 0) if batch.rank is None else batch.rank
+        if rank not in self._ranks:
+            self._ranks.add(rank if rank in self.worker.ranks else MORE)
+        if self.rank is None:
+            self.rank = rank
+            before, self.stream.counts = self.stream.counts, self._counts()
+            for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
+                cell.add(provisional.value)
+
+    def complain(self, now: float) -> None:
+        """Says what the stream only counts: messages whose frames cannot be read, once, and losses now and then."""
+        lost = self.stream.counts.lost.value
+        if lost > self._lost_said and now >= self._lost_next:
+            self._lost_said, self._lost_next = lost, now + LOSS_SECONDS
+            self._say(
+                "kvcache: source %r, rank %d: %d batches lost so far; what is received of it may be wrong until its "
+                "publisher starts again",
+                printable(self._subscription.source.name),
+                self.rank or 0,
+                lost,
+            )
+        for reason, cell in self._unsaid:
+            if cell.value:
+                self._unsaid = tuple(other for other in self._unsaid if other[0] != reason)
+                self.worker.failed(reason, 0, detail="a message's frames")
+
+    def reset(self) -> None:
+        """Forgets what the publisher's batches added up to."""
+        self._say("kvcache: source %r: its publisher has started again", printable(self.worker.name))
+        self.empty()
+
+    def empty(self) -> None:
+        """Empties the books of every rank that its batches named."""
+        for rank in self._ranks:
+            self.worker.reset(rank)
+
+    def ask(self, start: int) -> None:
+        """Asks for what was missed."""
+        self.hang_up()
+        with self._subscription.said("its replay"):
+            self._inlet = inlet = self._subscription.open(zmq.DEALER, REPLAYED, REPLAYED_BYTES)
+            inlet.socket.connect(self._replay)
+            inlet.start(self._subscription.register, self._subscription.said, self._answered)
+            self._answering = False
+            inlet.socket.send_multipart(frames.request(start), zmq.DONTWAIT)
+
+    def hang_up(self) -> None:
+        """Closes the socket that was opened for that."""
+        if self._close() and not (self._answering or self._replay_silent):
+            self._replay_silent = True
+            _logger.warning(
+                "kvcache: source %r: no answer from its replay at %s; what is missed counts as lost",
+                printable(self._subscription.source.name),
+                self._replay,
+            )
+
+    def look(self, now: float) -> None:
+        """Looks whether its replay has sent more than may wait, and breaks it off then: it is silent from now on."""
+        inlet = self._inlet
+        excess = None if inlet is None else inlet.look()
+        if excess is not None:
+            self._close()
+            self.worker.count(excess.reason)
+            self._subscription.tell(
+                logging.WARNING,
+                now,
+                "kvcache: source %r: its replay at %s is broken off: %s; what is missed counts as lost",
+                printable(self._subscription.source.name),
+                self._replay,
+                excess.why,
+            )
+
+    def _close(self) -> bool:
+        inlet, self._inlet = self._inlet, None
+        if inlet is not None:
+            inlet.close()
+        return inlet is not None
+
+    def _answered(self, now: float) -> None:
+        taken = 0
+        with self._subscription.said("its replay"):
+            for _ in range(PER_ROUND):
+                inlet = self._inlet
+                if inlet is None or taken >= BYTES_PER_ROUND:  # That was the last answer, or others have their turn.
+                    return
+                try:
+                    message = inlet.take()
+                except zmq.Again:
+                    return
+                if message is None:
+                    return
+                taken += sum(map(len, message))
+                self._answering, self._replay_silent = True, False
+                self.stream.answer(message, now)
+
+    def _say(self, text: str, *arguments: object) -> None:
+        self._subscription.tell(logging.WARNING, time.monotonic(), text, *arguments, about="batches")
+
+    def _counts(self) -> Counts:
+        worker, recorder = self.worker, self._recorder
+        failures = (
+            recorder.counter(
+                semconv.EVENT_DECODE_FAILURES, {semconv.KVCACHE_WORKER: worker.label, semconv.KVCACHE_REASON: reason}
+            )
+            for reason in _FRAME_FAILURES
+        )
+        if self.rank is None:
+            return Counts(*(Counter(lambda _: None) for _ in range(4)), *failures)
+        labels = worker.labels(self.rank)
+        return Counts(
+            recorder.counter(semconv.EVENT_BATCHES_LOST, labels),
+            recorder.counter(semconv.EVENT_BATCHES_RECOVERED, labels),
+            recorder.counter(semconv.EVENT_BATCHES_DUPLICATE, labels),
+            recorder.counter(semconv.EVENT_PUBLISHER_RESETS, labels),
+            *failures,
+        )
