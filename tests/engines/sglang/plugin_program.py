@@ -213,12 +213,14 @@ def scheduler() -> dict[str, Any]:
     from kvcache_otel.instrumentation import instrumentation
     from kvcache_otel.plugin import register_sglang
     from tests.engines.sglang import cpu
+    from tests.support.processes import wait_until
 
     cpu.timed_events(True)
     cpu.set_ranks(**cpu.attention_data_parallel(3, 4, 2))
     found["before"] = {**opened(), **hooks()}
     found["used"] = _used()
     instrumentation.detach()
+    wait_until(lambda: not opened()["listens"])  # What takes longer than it would wait for ends on a thread of its own.
     found["detached"] = _used()
     register_sglang()
     found["again"] = _used()
