@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.post_import import PostImport
 from kvcache_otel.engines.versions import is_before
-from kvcache_otel.engines.wrapping import wrapped
+from kvcache_otel.engines.wrapping import wrapped, written_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Set
@@ -36,8 +36,8 @@ class Hook:
         name: Its short name, as ``kvcache.telemetry.hook`` carries it.
         target: Where it is: ``package.module:Class.method``.
         body: The name of the adapter's method that reads the fact. It is called with the function's result first
-            (``after``), or with its arguments alone (the other moments): with all of them where the function names its
-            parameters, defaults too, by position unless it takes them by name alone; else as it was called.
+            (``after``), or with its arguments alone (the other moments): as it was called, the first times; then with
+            all of its parameters, see `written_out`.
         fact: What cannot be measured where it is missing, in words for `doctor`.
         since: The first engine version that has it; empty where every supported version does.
         formerly: What it was called in versions before; empty where it always had its name.
@@ -91,7 +91,9 @@ class HookPoint:
     """
 
     __slots__ = (
+        "_bind",
         "_changed",
+        "_function",
         "_in_a_row",
         "_name",
         "_original",
@@ -125,6 +127,8 @@ class HookPoint:
         self._name = ""
         self._original: Any = None
         self._wrapper: Any = None
+        self._function: Callable[..., Any] | None = None
+        self._bind: Callable[[Any], Any] = _as_it_is
 
     @property
     def state(self) -> State:
@@ -146,7 +150,7 @@ class HookPoint:
         if owner is None:
             return
         function: Any = getattr(owner, name)
-        bind: Callable[[Any], Any] | None = None
+        bind: Callable[[Any], Any] = _as_it_is
         if isinstance(owner, type):
             # Called through an instance, the wrapper must be given what the function was given, and nothing more.
             defined: Any = next(vars(base)[name] for base in owner.__mro__ if name in vars(base))
@@ -155,11 +159,11 @@ class HookPoint:
                 function, bind = defined.__func__, classmethod
             elif issubclass(kind, staticmethod) or not hasattr(kind, "__get__"):
                 bind = staticmethod
-        wrapper = self.wrap(function)
         self._original = vars(owner).get(name)  # None where it is inherited: then detaching removes ours.
         self._owner, self._name = owner, name
-        self._wrapper = wrapper if bind is None else bind(wrapper)
+        self._wrapper = bind(wrapped(self.hook.moment, self, function))
         setattr(owner, name, self._wrapper)
+        self._function, self._bind = function, bind
         self.body = self._careful
         self.state, self.why = "attached", ""
 
@@ -176,8 +180,8 @@ class HookPoint:
         return None, name
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function's stand-in, which asks the body at the hook's moment."""
-        return wrapped(self.hook.moment, self, function)
+        """Returns a function's stand-in, which asks the body at the hook's moment; it takes a moment to be compiled."""
+        return written_out(self.hook.moment, self, function)
 
     def placed(self, state: Callable[[], State], why: str) -> None:
         """Says that the engine itself puts the stand-in in its place.
@@ -197,7 +201,7 @@ class HookPoint:
             else:
                 setattr(self._owner, self._name, self._original)
         self.state, self.why = "detached", "detached"
-        self._owner = self._original = self._wrapper = None
+        self._owner = self._original = self._wrapper = self._function = None
 
     def _careful(self, *args: Any, **kwargs: Any) -> Any:
         """The body's stand-in at the first call, and after a failure until it succeeds: the hot path need not ask."""
@@ -221,6 +225,19 @@ class HookPoint:
         self._in_a_row = 0
         if self.body is not None:  # Nobody detached it meanwhile.
             self.body = reader
+            if self._function is not None:
+                self._write_out()
+
+    def _write_out(self) -> None:
+        """Puts the faster stand-in in the place of the one that took no time to make, while the engine was imported."""
+        function, owner, name, first = self._function, self._owner, self._name, self._wrapper
+        self._function = None
+        if function is None or owner is None or owner.__dict__.get(name) is not first:
+            return  # Somebody has put theirs around it.
+        self._wrapper = faster = self._bind(self.wrap(function))
+        setattr(owner, name, faster)
+        if self.body is None:  # Detached meanwhile.
+            setattr(owner, name, first)
 
     def failed(self, error: Exception) -> None:
         """Counts a failure of ours; says the first; steps aside after a few in a row."""
@@ -244,6 +261,10 @@ class HookPoint:
                     STEP_ASIDE_AFTER,
                     exc_info=_logger.isEnabledFor(logging.DEBUG),
                 )
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
 
 
 def _words(error: Exception) -> str:
