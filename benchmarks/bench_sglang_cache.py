@@ -50,7 +50,7 @@ MATCH = 1.03
 WALK = 1.05
 """What they may cost the walk."""
 
-SHORT, WITH_EVENTS, BARE, BARE_WITH_EVENTS = 1.1, 1.3, 1.15, 1.25
+SHORT, WITH_EVENTS, BARE, BARE_WITH_EVENTS = 1.08, 1.25, 1.1, 1.25
 """What they may cost where requests do less, or blocks are published: bounds against surprises. The hooks cost the
 same, whatever is done between them. A page has four tokens here, a sixteenth of what engines use, and so sixteen times
 as many blocks are published."""
