@@ -299,7 +299,7 @@ def test_a_class_that_another_plugin_replaces_has_our_hook(hook: Callable[..., H
     cache = core().Cache()
     assert type(cache) is not original
     assert (cache.lookup(4), cache.inherited(1)) == (1008, 2)
-    assert seen.calls == [(1008, cache, 4), (2, cache, 1)]
+    assert seen.calls == [(1008, cache, 4, {"factor": 2}), (2, cache, 1)]
 
 
 def test_a_function_that_another_plugin_replaces_has_our_hook(hook: Callable[..., HookSet], seen: Seen) -> None:
@@ -522,7 +522,7 @@ def test_what_was_detached_before_the_first_call_comes_back(point: tuple[HookSet
 def test_what_is_detached_by_the_call_that_it_watches(point: tuple[HookSet, HookPoint], seen: Seen) -> None:
     hooks, _ = point
     note = seen.note
-    seen.note = lambda *args: (note(*args), hooks.detach(), hooks.attach())  # type: ignore[method-assign]
+    seen.note = lambda *args, **_: (note(*args), hooks.detach(), hooks.attach())  # type: ignore[method-assign]
     cache = core().Cache()
     assert [cache.lookup(number) for number in range(3)] == [0, 2, 4]
     assert len(seen.calls) == 3
@@ -589,7 +589,7 @@ def test_a_hook_that_is_alone_is_called_without_sglangs_wrapper(hook: Callable[.
     assert len(seen.calls) == 3
     stand_in = vars(core().Cache)["lookup"]
     assert stand_in.__wrapped__ is original
-    assert stand_in.__code__.co_filename == importlib.import_module("kvcache_otel.engines.hooks").__file__
+    assert stand_in.__code__.co_filename.startswith("<kvcache-otel: after f(self, number")
     made[0].detach()
     assert cache.lookup(4) == 8
     again = hook("Cache.lookup")

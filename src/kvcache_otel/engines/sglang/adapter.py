@@ -100,7 +100,7 @@ class SglangAdapter:
             rows.attach_storage(controller)
             rows.lose(self._lost(), self._failed())
 
-    def storage_detached(self, _: None, controller: Any) -> None:
+    def storage_detached(self, _: None, controller: Any, *__: Any, **___: Any) -> None:
         """`detach_storage_backend`: its threads have ended."""
         rows = _rows(controller)
         if rows is not None:
@@ -108,7 +108,7 @@ class SglangAdapter:
 
     # -- once per step -------------------------------------------------------------------------------------------------
 
-    def events_checked(self, _: None, cache: Any) -> None:
+    def events_checked(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
         """`check_hicache_events`: where the scheduler learns what has ended since the last step."""
         rows: CacheRows | None = getattr(cache, ROWS, None)
         if rows is not None:
@@ -120,7 +120,7 @@ class SglangAdapter:
         if rows is not None:
             settle(rows.tiers)
 
-    def events_taken(self, events: Any, cache: Any) -> None:
+    def events_taken(self, events: Any, cache: Any, *_: Any, **__: Any) -> None:
         """`take_events`, on its way to the publisher. It drains: the result may only be looked at."""
         rows = _rows(cache)
         if rows is not None and rows.published is not None:
@@ -129,7 +129,7 @@ class SglangAdapter:
             for tier in rows.tiers:
                 tier.hold()
 
-    def cache_reset(self, _: None, cache: Any) -> None:
+    def cache_reset(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
         """`_reset_full`; SGLang calls it once before there are rows."""
         rows = _rows(cache)
         if rows is not None:
@@ -150,7 +150,7 @@ class SglangAdapter:
         rows: CacheRows | None = getattr(cache, ROWS, None)
         return rows.device.eviction(tracker) if rows is not None else None
 
-    def dropped(self, _: None, cache: Any, dropped_tokens: Any, reason: Any) -> None:
+    def dropped(self, _: None, cache: Any, dropped_tokens: Any, reason: Any, *__: Any, **___: Any) -> None:
         """`_record_dropped_tokens`, mostly of none. Before 0.5.20 it is given what was freed before and after."""
         if dropped_tokens == 0:
             return
@@ -169,13 +169,13 @@ class SglangAdapter:
         if rows is not None and rows.host is not None:
             rows.host.evicted(result.tracker)
 
-    def host_freed(self, component: Any, host_values: list[Any]) -> None:
+    def host_freed(self, component: Any, host_values: list[Any], *_: Any, **__: Any) -> None:
         """`FullComponent.free_host_values`: every slot of full attention that the tree gives up."""
         rows: CacheRows | None = getattr(component.cache, ROWS, None)
         if rows is not None and rows.host is not None:
             rows.host.freed(host_values)
 
-    def store_dropped(self, _: None, pipeline: Any, num_tokens: int) -> None:
+    def store_dropped(self, _: None, pipeline: Any, num_tokens: int, *__: Any, **___: Any) -> None:
         """`BufferModePipeline._log_backup_dropped`: backups that host memory had no room for, or that came too late."""
         storage = _storage(pipeline)
         if storage is not None:
@@ -207,7 +207,7 @@ class SglangAdapter:
         rows = _rows(engine)
         return rows.load_back.submitting(transfers) if rows is not None and rows.load_back is not None else None
 
-    def backup_acknowledged(self, _: None, cache: Any, ack: Any) -> None:
+    def backup_acknowledged(self, _: None, cache: Any, ack: Any, *__: Any, **___: Any) -> None:
         """`_log_write_ack_metrics`: called whether SGLang's metrics are on or not, after it has waited for the copy."""
         rows: CacheRows | None = getattr(cache, ROWS, None)
         if rows is not None and rows.host is not None and rows.backup is not None:
@@ -236,7 +236,7 @@ class SglangAdapter:
         rows = _rows(cache)
         return rows.backup.retracting() if rows is not None and rows.backup is not None else None
 
-    def retraction_restored(self, cache: Any, req: Any, backup: Any) -> Finish | None:
+    def retraction_restored(self, cache: Any, req: Any, backup: Any, *_: Any, **__: Any) -> Finish | None:
         """`restore_kv_cache`: the same, on its way back."""
         rows = _rows(cache)
         return rows.load_back.retracting(backup) if rows is not None and rows.load_back is not None else None
@@ -249,7 +249,7 @@ class SglangAdapter:
         if host is not None and not result.host_insert_dropped:
             host.inserted(result.total_len - result.prefix_len)
 
-    def prefetch_hit(self, _: None, cache: Any, request: Any, num_tokens: int) -> None:
+    def prefetch_hit(self, _: None, cache: Any, request: Any, num_tokens: int, *__: Any, **___: Any) -> None:
         """`_record_storage_prefetch_hit`."""
         books = _prefetches(cache)
         if books is not None:
@@ -261,49 +261,53 @@ class SglangAdapter:
         if storage is not None and usable:
             storage.loaded(operation.completed_tokens)
 
-    def prefetch_resolved(self, _: None, cache: Any, request: Any, num_tokens: int, reason: str | None = None) -> None:
+    def prefetch_resolved(
+        self, _: None, cache: Any, request: Any, num_tokens: int, reason: str | None = None, *__: Any, **___: Any
+    ) -> None:
         """`_resolve_storage_prefetch_tokens`."""
         books = _prefetches(cache)
         if books is not None:
             books.resolved(request, num_tokens, reason)
 
-    def prefetch_covered(self, _: None, cache: Any, request: Any, credited_tokens: int) -> None:
+    def prefetch_covered(self, _: None, cache: Any, request: Any, credited_tokens: int, *__: Any, **___: Any) -> None:
         """`_settle_storage_prefetch_hit`: does nothing itself where SGLang's metrics are off."""
         books = _prefetches(cache)
         if books is not None:
             books.covered(request, credited_tokens)
 
-    def prefetch_finished(self, _: None, cache: Any, request: Any, fulfilled_tokens: int, reason: str | None) -> None:
+    def prefetch_finished(
+        self, _: None, cache: Any, request: Any, fulfilled_tokens: int, reason: str | None, *__: Any, **___: Any
+    ) -> None:
         """`_finish_storage_prefetch`."""
         books = _prefetches(cache)
         if books is not None:
             books.finished(request, fulfilled_tokens, reason)
 
-    def prefetch_discarded(self, _: None, cache: Any, request: Any) -> None:
+    def prefetch_discarded(self, _: None, cache: Any, request: Any, *__: Any, **___: Any) -> None:
         """`discard_storage_prefetch_accounting`: aborted and retracted requests, which SGLang does not count."""
         books = _prefetches(cache)
         if books is not None:
             books.finished(request, 0, None)
 
-    def prefetch_deferred(self, _: None, cache: Any, num_tokens: int, reason: str) -> None:
+    def prefetch_deferred(self, _: None, cache: Any, num_tokens: int, reason: str, *__: Any, **___: Any) -> None:
         """`_log_storage_prefetch_deferred`."""
         books = _prefetches(cache)
         if books is not None:
             books.deferred(num_tokens, reason)
 
-    def storage_read(self, controller: Any, operation: Any) -> Finish | None:
+    def storage_read(self, controller: Any, operation: Any, *_: Any, **__: Any) -> Finish | None:
         """`HybridCacheController._page_transfer`, on a thread of SGLang's."""
         storage = _storage(controller)
         return storage.reading(operation) if storage is not None else None
 
-    def storage_pages_read(self, pages: Any, controller: Any, operation: Any) -> None:
+    def storage_pages_read(self, pages: Any, controller: Any, operation: Any, *_: Any, **__: Any) -> None:
         """`HiCacheController._page_transfer`, inside the one before: the pages that have arrived."""
         if _storage(controller) is not None:
             if pages is None:
                 pages = operation.completed_tokens // controller.page_size
             setattr(operation, PAGES, pages)
 
-    def storage_read_besides(self, controller: Any, ack: Any) -> None:
+    def storage_read_besides(self, controller: Any, ack: Any, *_: Any, **__: Any) -> None:
         """`_reduce_prefetch_ack`, before the ranks agree on the least of what they have read."""
         if ack.pool_hits:
             storage = _storage(controller)
@@ -314,7 +318,7 @@ class SglangAdapter:
         """`StorageOperation.__init__`: before any thread can take it."""
         setattr(operation, REQUESTED, time.monotonic())
 
-    def storage_written(self, controller: Any, operation: Any) -> Finish | None:
+    def storage_written(self, controller: Any, operation: Any, *_: Any, **__: Any) -> Finish | None:
         """`HybridCacheController._page_backup`, on a thread of SGLang's."""
         storage = _storage(controller)
         return storage.writing(operation) if storage is not None else None

@@ -47,7 +47,7 @@ class VllmAdapter:
 
     # -- caches being built ----------------------------------------------------------------------------------------
 
-    def manager_built(self, manager: Any, spec: Any) -> None:
+    def manager_built(self, manager: Any, spec: Any, *_: Any, **__: Any) -> None:
         """`get_manager`: builds the manager at the first call, returns the same one ever after."""
         if getattr(manager, ROWS, None) is not None:
             return
@@ -94,7 +94,7 @@ class VllmAdapter:
 
     # -- once per step ---------------------------------------------------------------------------------------------
 
-    def host_stats_taken(self, stats: Any, manager: Any) -> None:
+    def host_stats_taken(self, stats: Any, manager: Any, *_: Any, **__: Any) -> None:
         """`CPUOffloadingManager.get_stats`: once per step, whether vLLM logs statistics or not."""
         rows: HostRows | None = getattr(manager, ROWS, None)
         if rows is not None:
@@ -102,13 +102,13 @@ class VllmAdapter:
             if rows.counts_skipped and stats is not None:
                 rows.take(stats.data["data"])
 
-    def tiering_stats_taken(self, stats: Any, manager: Any) -> None:
+    def tiering_stats_taken(self, stats: Any, manager: Any, *_: Any, **__: Any) -> None:
         """`TieringOffloadingManager.get_stats`: what every tier summed since the last time."""
         rows: TieringRows | None = getattr(manager, ROWS, None)
         if rows is not None and stats is not None:
             rows.take(stats.data["data"])
 
-    def connector_stats_taken(self, stats: Any, scheduler: Any) -> None:
+    def connector_stats_taken(self, stats: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """`OffloadingConnectorScheduler.get_stats`: the connector's own sums, its manager's among them."""
         rows: ConnectorRows | None = getattr(scheduler.manager, "_kvcache_otel_connector", None)
         if rows is not None and stats is not None:
@@ -120,13 +120,13 @@ class VllmAdapter:
         if rows is not None:
             rows.settle()
 
-    def host_reset(self, _: None, manager: Any) -> None:
+    def host_reset(self, _: None, manager: Any, *__: Any, **___: Any) -> None:
         """`CPUOffloadingManager.reset_cache`: an idle engine takes no step that would tell of it."""
         rows: HostRows | None = getattr(manager, ROWS, None)
         if rows is not None:
             rows.settle(manager)
 
-    def device_reset(self, _: bool, pool: Any) -> None:
+    def device_reset(self, _: bool, pool: Any, *__: Any, **___: Any) -> None:
         """`BlockPool.reset_prefix_cache`, as above."""
         rows: DeviceRows | None = getattr(pool, ROWS, None)
         if rows is not None:
@@ -141,7 +141,7 @@ class VllmAdapter:
             if rows is not None:
                 rows.evicted(len(output.evicted_keys))
 
-    def job_finished(self, _: None, tracker: Any, job_metadata: Any, result: Any) -> None:
+    def job_finished(self, _: None, tracker: Any, job_metadata: Any, result: Any, *__: Any, **___: Any) -> None:
         """`on_job_finished`: one transfer between the host tier and a secondary one has ended."""
         reference: weakref.ref[TieringRows] | None = getattr(tracker, ROWS, None)
         rows = reference() if reference is not None else None
@@ -162,33 +162,33 @@ class VllmAdapter:
         if rows is not None and submitted:
             rows.submitted()
 
-    def transfers_finished(self, results: list[Any], handler: Any) -> None:
+    def transfers_finished(self, results: list[Any], handler: Any, *_: Any, **__: Any) -> None:
         """`get_finished`: the copies whose end events were done."""
         if results:
             rows: DirectionRows | None = getattr(handler, ROWS, None)
             if rows is not None:
                 rows.finished(results)
 
-    def transfers_drained(self, _: None, handler: Any) -> None:
+    def transfers_drained(self, _: None, handler: Any, *__: Any, **___: Any) -> None:
         """`shutdown` of one direction."""
         rows: DirectionRows | None = getattr(handler, ROWS, None)
         if rows is not None:
             rows.drained()
 
-    def request_admitted(self, _: None, manager: Any, request: Any, num_hits: int) -> None:
+    def request_admitted(self, _: None, manager: Any, request: Any, num_hits: int, *__: Any, **___: Any) -> None:
         """`record_prefix_cache_stats`: called at admission, whether vLLM logs statistics or not."""
         rows: DeviceRows | None = getattr(manager, ROWS, None)
         if rows is not None:
             rows.admitted(request, num_hits)
 
-    def device_block_evicted(self, evicted: bool, pool: Any, block: Any) -> None:
+    def device_block_evicted(self, evicted: bool, pool: Any, block: Any, *_: Any, **__: Any) -> None:
         """`_maybe_evict_cached_block`, for every block that is handed out; other pools of this class have no rows."""
         if evicted:
             rows: DeviceRows | None = getattr(pool, ROWS, None)
             if rows is not None:
                 rows.block_evicted()
 
-    def events_published(self, _: None, publisher: Any, events: Any) -> None:
+    def events_published(self, _: None, publisher: Any, events: Any, *__: Any, **___: Any) -> None:
         """`publish`, with what one step has made known of all tiers; its thread sends it while we look at it."""
         rows: PublishedRows | None = getattr(publisher, ROWS, None)
         if rows is not None:
@@ -196,16 +196,16 @@ class VllmAdapter:
 
     # -- last words ------------------------------------------------------------------------------------------------
 
-    def shutdown_handled(self, running: bool, *_: Any) -> None:
+    def shutdown_handled(self, running: bool, *_: Any, **__: Any) -> None:
         """`_handle_shutdown`, once per turn of the engine's loop: false when it is to end."""
         if not running:
             self._flush()
 
-    def engine_stopping(self, *_: Any) -> None:
+    def engine_stopping(self, *_: Any, **__: Any) -> None:
         """`EngineCore.shutdown`."""
         self._flush()
 
-    def worker_stopping(self, *_: Any) -> None:
+    def worker_stopping(self, *_: Any, **__: Any) -> None:
         """`WorkerProc.shutdown`."""
         self._flush()
 
