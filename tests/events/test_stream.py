@@ -284,6 +284,85 @@ def test_a_publisher_that_starts_again_while_the_first_batch_waits(number: int) 
     assert driver.counted() == {"resets": 1}
 
 
+@pytest.mark.parametrize("heard", [[1], [1, 2], [40], [900, 950]])
+def test_a_publisher_that_starts_again_and_falls_silent(heard: list[int]) -> None:
+    """Nobody received its first batches, and too few came after them to prove anything by themselves."""
+    driver = Driver()
+    driver.live(*range(1000))
+    driver.live(*heard, run=1)
+    driver.wait(LIMITS.doubt - 0.1)
+    assert driver.counted() == {}
+    driver.wait(0.1)
+    assert driver.counted() == {"resets": 1}
+    driver.wait()
+    driver.wait()
+    assert driver.runs[1:] == [[batch(number, 1) for number in heard]]
+    assert driver.counted()["resets"] == 1
+
+
+def test_silence_after_low_numbers_asks_replay_for_what_the_new_life_has_sent() -> None:
+    driver = Driver(replay=True)
+    driver.live(*range(1000))
+    driver.live(2, run=1)
+    driver.wait(LIMITS.doubt)
+    assert driver.asked == 0
+    driver.answer(0, 1, 2, run=1)
+    driver.end()
+    assert driver.applied() == [0, 1, 2]
+    assert driver.counted() == {"resets": 1}
+
+
+def test_silence_after_what_proves_nothing_is_no_reset() -> None:
+    driver = Driver()
+    driver.live(*range(1000))
+    driver.live(FAR + 2000)  # Far above.
+    driver.wait(10 * LIMITS.doubt)
+    driver.live(1000)
+    driver.live(999, 990)  # Here before.
+    driver.wait(10 * LIMITS.doubt)
+    assert driver.counted() == {"sequence_frame": 1, "duplicate": 2}
+    assert driver.stream.due == math.inf
+
+
+def test_the_sequence_that_goes_on_ends_the_doubt() -> None:
+    driver = Driver()
+    driver.live(*range(1000))
+    driver.live(5, run=1)
+    driver.wait(LIMITS.doubt / 2)
+    driver.live(1000)
+    driver.wait(LIMITS.doubt)
+    assert driver.applied() == [*range(1001)]
+    assert driver.counted() == {"duplicate": 1}
+
+
+def test_a_replay_of_another_sequence_swallows_nothing_live() -> None:
+    """Its socket is that of another rank, say."""
+    driver = Driver(replay=True)
+    driver.stream.open(driver.now)
+    driver.answer(*range(40_000, 40_100), run=1)
+    driver.end()
+    driver.live(*range(3000, 3060))
+    assert driver.asked == 0
+    driver.answer(*range(40_000, 40_100), run=1)
+    driver.end()
+    assert driver.applied() == [*range(3000, 3060)]
+    assert driver.counted() == {"resets": 1}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_publisher_that_starts_again_right_after_the_first_replay(first: int) -> None:
+    driver = Driver(replay=True)
+    driver.stream.open(driver.now)
+    driver.answer(*range(100))
+    driver.end()
+    driver.live(*range(first, 60), run=1)
+    if driver.asked is not None:
+        driver.answer(*range(60), run=1)
+        driver.end()
+    assert driver.runs[-1] == [batch(number, 1) for number in range(60)]
+    assert driver.counted() == {"resets": 1}
+
+
 def test_low_numbers_that_fall_or_stand_are_no_reset() -> None:
     driver = Driver()
     driver.live(*range(1000))

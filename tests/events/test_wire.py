@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
@@ -506,3 +507,11 @@ def test_a_hash_too_many() -> None:
     hashes = [1] * (forms.MOST_HASHES + 1)
     assert decode(encode([1.0, [stored(hashes[1:])], 0])).failures == {}
     assert decode(encode([1.0, [stored(hashes)], 0])).failures == {"block_hash": 1}
+
+
+def test_no_hashes_can_be_chosen_that_end_up_in_one_place() -> None:
+    """Ints that differ by multiples of the number that Python takes them by have the same hash."""
+    count = 4000
+    chosen = [(number * sys.hash_info.modulus).to_bytes(32, "big") for number in range(1, count + 1)]
+    (event,) = decode(batch(stored(chosen))).events
+    assert len({hash(block) for block in event.block_hashes}) == count

@@ -14,7 +14,8 @@ What numbers say. *Next* is the number that follows the last batch applied:
 * Three suspicious batches in a row, with rising numbers not more than 64 apart, are from a publisher that started again
   and whose first batches did not get here: a reset. Numbers that had been given up as lost may be among them, but prove
   nothing: they may just be late. If anything else comes before there are three, they were duplicates; from far above,
-  numbers that mean nothing.
+  numbers that mean nothing. If nothing comes at all for some seconds, those below next are a reset as well: so it looks
+  when an engine starts again, says little, and falls silent.
 
 What a publisher sent before the first number that arrived live, at first or after a reset, is neither lost nor
 recovered. Where there is replay it is asked for all the same, and applied.
@@ -93,6 +94,7 @@ class Limits(NamedTuple):
         silence: Seconds for which a replay may bring nothing new.
         longest: Seconds that a replay may take in all, however often it is asked for the rest.
         deaf: Seconds for which a publisher that did not answer is not asked again.
+        doubt: Seconds of silence after which suspicious batches below next are a reset.
     """
 
     window: int = 64
@@ -102,6 +104,7 @@ class Limits(NamedTuple):
     silence: float = 5.0
     longest: float = 60.0
     deaf: float = 60.0
+    doubt: float = 5.0
 
 
 class Stream:
@@ -144,10 +147,12 @@ class Stream:
         self._since: float | None = None  # When the first that waits began to.
         self._suspects.clear()
         self._evidence = 0  # How many of them prove something.
+        self._doubted = math.inf  # When the last of them came, where all are below next.
         self._recent.clear()
         # A replay before anything came live gets ahead of what is on its way: that will come again, once.
         self._ahead: int = _UNKNOWN
         self._ahead_until = math.inf
+        self._replayed: dict[int, int] = {}  # What it brought, by number.
         # The replay that is asked for.
         self._asked: int | None = None
         self._asked_next: int = _UNKNOWN
@@ -214,7 +219,9 @@ class Stream:
             now: As in `live`.
         """
         if now >= self.due:
-            if self._asked is not None:
+            if now >= self._doubted + self._limits.doubt:
+                self._restart(self._suspects.copy(), now)
+            elif self._asked is not None:
                 self._ended(now, silent=True)
             else:
                 self._go_on(now)
@@ -256,7 +263,9 @@ class Stream:
         remembered = behind <= len(self._recent)
         beginning = self._recent[-behind] if remembered else None
         same = beginning is None or beginning == payload[:_BEGINNING]  # As far as one can tell.
-        if same and self._next == self._ahead and number > self._top and now < self._ahead_until:
+        if now >= self._ahead_until:
+            self._replayed.clear()
+        if self._next == self._ahead and number > self._top and self._replayed.get(number) == _mark(payload):
             self._top = number
             if self._joined is None:
                 self._joined = self._next
@@ -278,6 +287,8 @@ class Stream:
             self._acquit()
         suspects.append((number, payload))
         self._evidence += not late
+        below = all(number < self._next for number, _ in suspects)
+        self._doubted = now if below and self._evidence else math.inf
         if self._evidence == _PROOF:
             self._restart(suspects.copy(), now)
         elif sum(len(payload) for _, payload in suspects) > self._limits.held_bytes:
@@ -290,6 +301,7 @@ class Stream:
             (self.counts.sequence_frame if above else self.counts.duplicate).add(1)
         self._suspects.clear()
         self._evidence = 0
+        self._doubted = math.inf
 
     def _restart(self, batches: list[tuple[int, bytes]], now: float) -> None:
         while self._held:
@@ -368,6 +380,7 @@ class Stream:
             self.due = self._since + self._limits.patience
         else:
             self.due = math.inf
+        self.due = min(self.due, self._doubted + self._limits.doubt)
 
     # -- replay ----------------------------------------------------------------------------------------------------
 
@@ -399,6 +412,8 @@ class Stream:
             return
         if self._joined is not None and number >= self._joined:
             self.counts.recovered.add(1)
+        if ahead:
+            self._replayed[number] = _mark(payload)
         self._held.put(number, payload, now)
         self._deadline = now + self._limits.silence
         self._go_on(now)
@@ -441,3 +456,7 @@ class Stream:
     def _unreadable(self, error: frames.UnreadableFramesError) -> None:
         counts = self.counts
         (counts.frame_count if error.reason == Reason.FRAME_COUNT else counts.sequence_frame).add(1)
+
+
+def _mark(payload: bytes) -> int:
+    return hash(payload[:_BEGINNING])
