@@ -101,15 +101,15 @@ class Form:
                 events.append(self.stored(hashes, ()))
             yield encode([time.time(), events, rank])
 
-    def pairs(self, count: int, rank: int, draw: random.Random) -> list[bytes]:
-        """Returns batches that store blocks, and others that remove them again: so many blocks in all."""
-        batches: list[bytes] = []
+    def pairs(self, count: int, rank: int, draw: random.Random) -> list[tuple[bytes, bytes]]:
+        """Returns batches that store blocks, each with the one that removes them again: so many blocks in all."""
+        batches: list[tuple[bytes, bytes]] = []
         for _ in range(count // (2 * EVENTS * self.blocks)):
             groups = [[self.make(draw) for _ in range(self.blocks)] for _ in range(EVENTS)]
             tokens = [[draw.randrange(150_000) for _ in range(self.tokens * self.blocks)] for _ in groups]
             stored = [self.stored(*event) for event in zip(groups, tokens, strict=True)]
-            batches.append(encode([time.time(), stored, rank]))
-            batches.append(encode([time.time(), [self.removed(hashes) for hashes in groups], rank]))
+            removed = [self.removed(hashes) for hashes in groups]
+            batches.append((encode([time.time(), stored, rank]), encode([time.time(), removed, rank])))
         return batches
 
 
@@ -170,7 +170,12 @@ def measure(form: Form, options: argparse.Namespace) -> bool:
 
     plain = Plain()
     rounds = [
-        [(workers[draw.randrange(len(workers))], batch) for batch in form.pairs(options.round, number % RANKS, draw)]
+        [
+            (worker, batch)
+            for pair in form.pairs(options.round, number % RANKS, draw)
+            for worker in (workers[draw.randrange(len(workers))],)
+            for batch in pair
+        ]
         for number in range(options.rounds)
     ]
     for attempt in range(ATTEMPTS):
