@@ -585,6 +585,76 @@ def test_times_that_are_none_are_not_recorded(scene: Scene, seconds: float) -> N
     assert (scene.finished, scene.samples("engine_report"), scene.wrong("other")) == (1, 0, 1)
 
 
+class Arrays:
+    """Stands in for an array of one number: its sums and comparisons are arrays, and it can be made a float."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __float__(self) -> float:
+        return self.number
+
+    def __index__(self) -> int:
+        return int(self.number)
+
+    def _array(self, _: Any = None) -> Arrays:
+        return self
+
+    __add__ = __radd__ = __sub__ = __truediv__ = __ge__ = __le__ = __lt__ = __gt__ = _array
+
+    def __rsub__(self, other: float) -> Arrays:
+        return Arrays(other - self.number)
+
+
+class Halves(float):
+    """Stands in for a number of half the precision, in which sums are made as well."""
+
+    def _half(self, _: float) -> Halves:
+        return Halves(-1.0)
+
+    __add__ = __radd__ = __truediv__ = _half
+
+
+class Telling(FakeEvent):
+    """An event that is passed, and tells a time of somebody else's."""
+
+    def __init__(self, milliseconds: Any) -> None:
+        super().__init__()
+        self.milliseconds = milliseconds
+
+    def record(self, stream: FakeStream) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> Any:
+        return self.milliseconds
+
+
+@pytest.mark.parametrize("number", [Arrays, Halves])
+def test_numbers_of_somebody_elses_are_pythons_own_in_a_cell(scene: Scene, number: Any) -> None:
+    scene.transfers.begin().end(seconds=number(0.25), bytes=Arrays(7), tokens={"kv": Arrays(3)})
+    scene.transfers.begin().end(events=(Telling(number(8.0)), Telling(0.0)))
+    ours = scene.make(make_event=lambda: Telling(number(4.0)))
+    with ours.transfer(stream=FakeStream()):
+        pass
+    scene.transfers.begin(requested=number(time.monotonic() - 5.0)).end()
+    assert scene.settled()
+    cell = scene.rows.histogram(semconv.TRANSFER_QUEUE_DURATION, **ROUTE)
+    assert cell is not None
+    sums = (scene.seconds("engine_report"), scene.seconds(), cell.read()[1])
+    assert [type(each) for each in (*sums, scene.moved("engine_report"), scene.tokens())] == [float] * 3 + [int] * 2
+    assert sums == (0.25, 0.012, pytest.approx(5.0, abs=0.5))
+    assert (scene.failed(), scene.lost(), scene.active) == (None, 0, 0)
+
+
+def test_a_request_at_no_time_costs_a_transfer_nothing_else(scene: Scene) -> None:
+    scene.transfers.begin(requested="soon", key=1)  # type: ignore[arg-type]
+    scene.transfers.end(1, seconds=0.1)
+    assert (scene.failed(), scene.finished, scene.active, scene.wrong("missing_row")) == (1, 1, 0, 0)
+
+
 def test_a_pool_that_was_not_declared_is_counted_and_said_once(scene: Scene, lines: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         scene.transfers.begin().end(tokens={"kv": 1, "mamba": 2})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvcache_otel.record.labels import printable
 from kvcache_otel.record.pair import DeviceEvent, Outcome, Pair
+from kvcache_otel.record.plain import plain
 from kvcache_otel.record.reading import ReadingThread
 from kvcache_otel.record.streams import Lane, Streams
 
@@ -241,7 +242,7 @@ class Harvester:
             elif not pair.after.query():
                 return False
             else:
-                seconds = pair.before.elapsed_time(pair.after) / 1000.0
+                seconds = plain(pair.before.elapsed_time(pair.after)) / 1000.0
                 if 0 <= seconds < _INFINITY:
                     pair.duration.record(seconds)
                     self._tell(pair, Outcome.READ)

@@ -17,6 +17,7 @@ from kvcache_otel.record.cells import unread
 from kvcache_otel.record.complaints import Complaints, let_through
 from kvcache_otel.record.labels import declared
 from kvcache_otel.record.pair import Outcome
+from kvcache_otel.record.plain import plain
 from kvcache_otel.record.streams import NO_STREAM
 from kvcache_otel.record.timing import DEADLINE_S, LIMIT
 from kvcache_otel.record.transfer import Transfer
@@ -162,11 +163,11 @@ class Transfers:
                     let_through(error)
                     self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
-            if requested is not None:
-                self.waited(transfer.began - requested)
+            self._underway.add(transfer)
             if key is not None:
                 self.keep(transfer, key)
-            self._underway.add(transfer)
+            if requested is not None:  # Last: it may be no time at all.
+                self.waited(transfer.began - requested)
         except BaseException as error:
             let_through(error)
             self._complaints.broken(error)
@@ -291,7 +292,7 @@ class Transfers:
         """Tells how long a transfer waited between being wanted and its beginning."""
         if self._queue is None:
             self._queue = self._usual.queue()
-        self._queue.record(seconds)
+        self._queue.record(plain(seconds))
 
     def ended_twice(self) -> None:
         """Counts an end too many."""
@@ -328,7 +329,7 @@ class Transfers:
             if before is not None:
                 before.void = True  # It waits still, and its events tell another transfer's time.
             if transfer.after.query():
-                seconds = transfer.before.elapsed_time(transfer.after) / 1000.0
+                seconds = plain(transfer.before.elapsed_time(transfer.after)) / 1000.0
                 if not 0 <= seconds < _INFINITY:
                     raise ValueError(f"{seconds!r} s apart")
                 route.duration.record(seconds)
@@ -348,7 +349,7 @@ class Transfers:
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
         try:
-            route.duration.record(0.0 + seconds)  # A number that no float holds is refused before it is counted.
+            route.duration.record(plain(seconds))
         finally:  # Whatever its time was said to be, it has ended.
             self._count(transfer, route)
 
