@@ -496,12 +496,40 @@ def test_begins_that_never_end_take_a_bounded_memory() -> None:
     scene = Scene(limit=100)
     for _ in range(1_000):
         scene.transfers.begin()
-    assert len(scene.transfers._underway) <= 100 + underway.A_FEW
+    assert len(scene.transfers._underway) <= 2 * 100 + underway.A_FEW
     assert scene.active == 1_000
     for key in range(1_000):
         scene.transfers.begin(key=key)
     assert scene.transfers.open_keys == 100
     assert scene.active == 1_100
+
+
+def test_one_that_takes_long_is_not_taken_for_the_many_that_end_beside_it(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(limit=100)
+    long = scene.transfers.begin()
+    for _ in range(1_000):
+        scene.transfers.begin().end()
+        assert len(scene.transfers._underway) <= 2 * underway.A_FEW
+    assert (scene.active, scene.lost("queue_full"), lines.messages) == (1, 0, [])
+    long.end()
+
+
+def test_what_has_really_not_ended_is_bounded_and_counted(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(limit=100)
+    begun = [scene.transfers.begin() for _ in range(150)]
+    assert (scene.active, scene.lost("queue_full"), len(scene.transfers._underway)) == (150, 50, 100)
+    assert len(lines.messages) == 1
+    for transfer in begun:
+        transfer.end()
+    assert (scene.active, scene.lost("queue_full"), len(scene.transfers._underway)) == (0, 50, 0)
+
+
+def test_one_that_is_overdue_is_counted_behind_one_that_is_not() -> None:
+    scene = Scene(deadline_s=100.0)
+    young, old = scene.transfers.begin(), scene.transfers.begin()
+    old.began -= 200.0
+    assert (scene.active, scene.lost()) == (2, 1)
+    young.end()
 
 
 def test_ended_twice_counts_once_and_is_said_once(lines: pytest.LogCaptureFixture) -> None:

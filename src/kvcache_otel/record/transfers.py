@@ -163,6 +163,7 @@ class Transfers:
                     let_through(error)
                     self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
+            self._active.add(1)  # Before another thread may end it by its key.
             self._underway.add(transfer)
             if key is LATER:
                 self._keys.expect(transfer)
@@ -173,7 +174,6 @@ class Transfers:
         except BaseException as error:
             let_through(error)
             self._complaints.broken(error)
-        self._active.add(1)
         return transfer
 
     transfer = begin
