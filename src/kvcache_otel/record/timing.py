@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from kvcache_otel.record.reading import ReadingThread
 from kvcache_otel.record.streams import Lane, Streams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvcache_otel.record.cells import Counter, Histogram
 
 __all__ = ["DEADLINE_S", "LIMIT", "DeviceEvent", "Harvester", "Lane"]
@@ -45,7 +48,7 @@ class Harvester:
     Each pair that was handed over ends as one sample of its histogram, or as one dropped measurement.
 
     Attributes:
-        streams: The streams with events of ours.
+        streams: The streams with events of ours that torch makes.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class Harvester:
         deadline_s: How long a pair may wait, in seconds.
         """
         self.streams = Streams()
+        # Those with events that somebody else makes, as long as anybody has them timed.
+        self._others: weakref.WeakSet[Streams] = weakref.WeakSet()
         self._lost = lost
         self._overflowed = overflowed
         self._limit = limit
@@ -69,6 +74,12 @@ class Harvester:
         self._starting = threading.RLock()  # A signal handler may flush or stop what it has interrupted.
         self._said: set[str] = set()
         self._inherited: list[object] = []
+
+    def streams_by(self, make_event: Callable[[], object]) -> Streams:
+        """Returns streams for events that somebody else makes, for the caller to keep."""
+        streams = Streams(make_event)
+        self._others.add(streams)
+        return streams
 
     def add(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram) -> None:
         """Hands a pair over, on the engine's thread: no device is asked, and nobody waited for.
@@ -154,9 +165,8 @@ class Harvester:
     def reset(self) -> None:
         """Forgets every pair, in a forked child."""
         # Not destroyed either: that would ask a driver that is not there, and may have been forked with its locks held.
-        self._inherited += (self._pairs, self.streams, self.streams.part())
+        self._inherited += (self._pairs, *(streams.part() for streams in (self.streams, *self._others)))
         self._pairs = deque()
-        self.streams = Streams()
         self._reader = None
         self._starting = threading.RLock()
         self._said = set()

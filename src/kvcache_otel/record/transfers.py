@@ -98,6 +98,7 @@ class Transfers:
         self._first_pool = pools[0]
         self._queue: Histogram | None = self._usual.queue() if queued else None
         self._make_event: Callable[[], Any] | None = None
+        self._streams = self._harvester.streams
         if make_event is not None:
             self.make_events_by(make_event)
         self._deadline_s = deadline_s
@@ -128,7 +129,8 @@ class Transfers:
             raise ValueError(
                 f"events of transfers from {self._complaints.where} are made by another make_event= already"
             )
-        self._make_event = make_event
+        if self._make_event is None:
+            self._make_event, self._streams = make_event, self._harvester.streams_by(make_event)
 
     # -- in the engine's hot path --------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class Transfers:
         try:
             if stream is not None:
                 try:
-                    transfer.stream = ours = self._harvester.streams.stream(stream, self._make_event)
+                    transfer.stream = ours = self._streams.stream(stream)
                     transfer.before = ours.mark()
                 except BaseException as error:  # No torch, no device, no such flag: it depends on all of them.
                     let_through(error)

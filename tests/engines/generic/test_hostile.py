@@ -15,7 +15,7 @@ import pytest
 import kvcache_otel as kv
 from kvcache_otel import semconv
 from kvcache_otel.engines.hooks import STEP_ASIDE_AFTER
-from tests.support.fake_device import FakeDevice, FakeStream
+from tests.support.fake_device import FakeDevice, FakeEvent, FakeStream
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -358,6 +358,31 @@ def test_a_cache_that_is_dropped_while_a_copy_is_under_way_is_gone_and_its_copy_
     assert rows.value(semconv.TRANSFER_TOKENS, **BACKUP, pool="kv") == 2
     assert rows.value(semconv.TRANSFER_IO, **BACKUP, timing="device_event") == 3
     assert told(exported) == 0
+
+
+def test_caches_that_make_their_events_themselves_are_gone_when_they_are_dropped(exported: Exported) -> None:
+    class Making(Engine):
+        def event(self) -> FakeEvent:
+            return FakeEvent()
+
+    stream = FakeStream()
+    stream.done_ms = math.inf
+    gone: list[Any] = []
+    for _ in range(20):
+        owner = Making()
+        copies = kv.transfers("host", "device", cache="Own", make_event=owner.event, meter_provider=exported.provider)
+        timed = kv.Backup(tokens=2, bytes=3, stream=stream, make_event=owner.event)
+        instrument(owner, exported, timed)
+        owner.work()
+        with copies.transfer(stream=stream):
+            pass
+        gone.append(weakref.ref(owner))
+    assert exported.rows.recorder.harvester.flush(20.0)
+    assert exported.rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 20
+    del owner, copies, timed
+    gc.collect()
+    assert [each() for each in gone if each() is not None] == []
+    assert len(exported.rows.recorder.harvester._others) == 0
 
 
 def test_a_transfers_object_that_is_dropped_finishes_what_is_under_way(exported: Exported) -> None:
