@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from kvcache_otel.record.labels import printable
 from kvcache_otel.record.pair import DeviceEvent, Outcome, Pair
 from kvcache_otel.record.plain import plain
-from kvcache_otel.record.reading import ReadingThread
+from kvcache_otel.record.reading import ReadingThread, Round
 from kvcache_otel.record.streams import Lane, Streams
 
 if TYPE_CHECKING:
@@ -195,8 +195,8 @@ class Harvester:
     def _is_empty(self) -> bool:
         return not self._pairs
 
-    def _round(self, at_most: int | None, stopped: float | None) -> int:
-        """Asks so many pairs once, or all, and puts back what is not done; returns how many wait then.
+    def _round(self, at_most: int | None, stopped: float | None) -> Round:
+        """Asks so many pairs once, or all, and puts back what is not done.
 
         Args:
             at_most: How many; None for all.
@@ -205,7 +205,7 @@ class Harvester:
         pairs = self._pairs
         now = time.monotonic()
         undone: set[int] = set()  # Lanes whose head the device is not done with: nor is it then with what comes after.
-        waiting = len(pairs)
+        waiting, settled = len(pairs), 0
         for _ in range(waiting if at_most is None else min(waiting, at_most)):
             try:
                 taken = pairs.popleft()
@@ -221,6 +221,7 @@ class Harvester:
             except IndexError:  # A reader that hung when it was stopped is back, and took the last one.
                 break
             if self._settle(pair):
+                settled += 1
                 continue
             if pair.until < now:
                 self._lose(f"not done after {pair.until - pair.added:g} s", "late")
@@ -236,7 +237,7 @@ class Harvester:
                 pairs.append(lane)
         if stopped is not None and pairs:
             self._rouse()  # They came meanwhile, and are another thread's.
-        return len(pairs)
+        return Round(settled, len(pairs))
 
     def _dated(self, new: _New) -> Pair:
         pair = Pair(*new)
