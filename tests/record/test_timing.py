@@ -29,6 +29,8 @@ from tests.support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from kvcache_otel.record.reading import Round
+
 THREAD = "kvcache-otel-harvester"
 BOUNDS = semconv.TRANSFER_DURATION.bounds
 ENOUGH_S = 20.0
@@ -450,7 +452,7 @@ def rounds(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     read = device.harvester._round
 
-    def counting(at_most: int | None, stopped: float | None) -> int:
+    def counting(at_most: int | None, stopped: float | None) -> Round:
         found.append(None)
         return read(at_most, stopped)
 
@@ -483,6 +485,29 @@ def test_while_pairs_keep_coming_nobody_is_woken(device: Device, monkeypatch: py
     monkeypatch.undo()
 
 
+def test_pairs_that_come_fast_are_read_as_fast(make: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "NAPS", 50)
+    device, per_ms, pairs = make(), 20, 20_000
+    device.copy(1.0)
+    assert device.settled()
+    due = time.monotonic()
+    for number in range(pairs):
+        if number % per_ms == 0:
+            due = max(due + 0.001, time.monotonic() - 0.02)  # On a machine that is busy it makes up for little.
+            time.sleep(max(due - time.monotonic(), 0))
+        device.copy(1.0)
+    assert device.overflowed == 0
+    wait_until(lambda: device.samples == pairs + 1)
+
+
+def test_after_a_crowd_the_thread_rests_as_before(device: Device, rounds: list[None]) -> None:
+    for _ in range(4_000):
+        device.copy(1.0)
+    wait_until(lambda: device.samples == 4_000)
+    wait_until(lambda: threads_asleep(device))
+    assert len(rounds) < 60
+
+
 def test_a_copy_that_takes_long_is_asked_less_and_less_often(device: Device) -> None:
     begun = time.monotonic()
     end = device.copy(300.0, passed=False)
@@ -499,11 +524,11 @@ def test_a_pair_that_comes_while_the_thread_lies_down_is_not_forgotten(
     read = device.harvester._round
     late = [FakeEvent(8.0)]
 
-    def and_then_comes_another(at_most: int | None, stopped: float | None) -> int:
-        left = read(at_most, stopped)
-        if not left and late:  # From a thread that saw ours awake, and did not ring.
+    def and_then_comes_another(at_most: int | None, stopped: float | None) -> Round:
+        found = read(at_most, stopped)
+        if not found.left and late:  # From a thread that saw ours awake, and did not ring.
             device.harvester._pairs.append(waiting(FakeEvent(0.0), late.pop(), device.duration))
-        return left
+        return found
 
     monkeypatch.setattr(device.harvester, "_round", and_then_comes_another)
     device.copy(1.0)

@@ -7,6 +7,7 @@ import importlib
 import itertools
 import logging
 import math
+import queue
 import random
 import sys
 import threading
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity
 from kvcache_otel.record import reading, timing, underway
+from kvcache_otel.record.keys import LATER
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.streams import CURRENT
@@ -494,12 +496,40 @@ def test_begins_that_never_end_take_a_bounded_memory() -> None:
     scene = Scene(limit=100)
     for _ in range(1_000):
         scene.transfers.begin()
-    assert len(scene.transfers._underway) <= 100 + underway.A_FEW
+    assert len(scene.transfers._underway) <= 2 * 100 + underway.A_FEW
     assert scene.active == 1_000
     for key in range(1_000):
         scene.transfers.begin(key=key)
     assert scene.transfers.open_keys == 100
     assert scene.active == 1_100
+
+
+def test_one_that_takes_long_is_not_taken_for_the_many_that_end_beside_it(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(limit=100)
+    long = scene.transfers.begin()
+    for _ in range(1_000):
+        scene.transfers.begin().end()
+        assert len(scene.transfers._underway) <= 2 * underway.A_FEW
+    assert (scene.active, scene.lost("queue_full"), lines.messages) == (1, 0, [])
+    long.end()
+
+
+def test_what_has_really_not_ended_is_bounded_and_counted(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(limit=100)
+    begun = [scene.transfers.begin() for _ in range(150)]
+    assert (scene.active, scene.lost("queue_full"), len(scene.transfers._underway)) == (150, 50, 100)
+    assert len(lines.messages) == 1
+    for transfer in begun:
+        transfer.end()
+    assert (scene.active, scene.lost("queue_full"), len(scene.transfers._underway)) == (0, 50, 0)
+
+
+def test_one_that_is_overdue_is_counted_behind_one_that_is_not() -> None:
+    scene = Scene(deadline_s=100.0)
+    young, old = scene.transfers.begin(), scene.transfers.begin()
+    old.began -= 200.0
+    assert (scene.active, scene.lost()) == (2, 1)
+    young.end()
 
 
 def test_ended_twice_counts_once_and_is_said_once(lines: pytest.LogCaptureFixture) -> None:
@@ -534,10 +564,114 @@ def test_transfers_end_by_their_key_in_any_order() -> None:
     scene.transfers.begin(key=5).end()  # It has ended, if not by its key, which is free.
     scene.transfers.begin(key=5).cancel()
     assert (scene.active, scene.finished, scene.wrong("other")) == (2, 4, 1)
-    scene.transfers._by_key.pop(5)
+    scene.transfers._keys.pop(5)
     scene.transfers.forget("reset")
     assert (scene.active, scene.finished, scene.transfers.open_keys) == (0, 4, 0)
     assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error="reset") == 2
+
+
+def test_an_end_that_comes_before_its_key_meets_it() -> None:
+    scene = Scene()
+    early, late, other = (scene.transfers.begin(key=LATER) for _ in range(3))
+    scene.transfers.end(1, bytes=5, at=early.began + 0.25)
+    assert (scene.active, scene.finished, scene.wrong("missing_row")) == (3, 0, 0)
+    scene.transfers.keep(early, 1)
+    assert (early.ended, scene.moved("wall_clock"), scene.transfers.open_keys) == (True, 5, 0)
+    assert scene.seconds("wall_clock") == pytest.approx(0.25)
+    scene.transfers.end(7)
+    scene.transfers.end(7)  # One of them is too many.
+    assert scene.wrong("missing_row") == 1
+    scene.transfers.keep(late, 2)
+    assert scene.wrong("missing_row") == 1
+    other.end()
+    assert scene.active == 1  # Whoever reads it has it looked after: nobody is left who could be called 7.
+    assert scene.wrong("missing_row") == 2
+    scene.transfers.end(2)
+    assert (scene.active, scene.finished, len(scene.transfers._keys._launching)) == (0, 3, 0)
+
+
+def test_an_end_does_not_wait_for_a_transfer_that_began_after_it() -> None:
+    scene = Scene()
+    hanging = scene.transfers.begin(key=LATER)
+    scene.transfers.end(1)
+    scene.transfers.keep(again := scene.transfers.begin(key=LATER), 1)
+    assert (again.ended, scene.wrong("missing_row"), scene.transfers.open_keys) == (False, 1, 1)
+    hanging.cancel()
+
+
+def test_ends_that_wait_for_a_launch_that_hangs_are_bounded_and_aged() -> None:
+    scene = Scene(limit=10, deadline_s=0.05)
+    scene.transfers.begin(key=LATER)
+    for key in range(100):
+        scene.transfers.end(key)
+    assert len(scene.transfers._keys._early) == 10
+    assert scene.wrong("missing_row") == 90
+    time.sleep(0.06)
+    assert scene.active == 1
+    assert (len(scene.transfers._keys._early), scene.wrong("missing_row")) == (0, 100)
+
+
+def test_lent_events_of_an_early_end_are_read_when_it_comes(scene: Scene) -> None:
+    stream, events = FakeStream(), (FakeEvent(), FakeEvent())
+    launched = scene.transfers.begin(key=LATER)
+    events[0].record(stream)
+    stream.copy(8.0)
+    events[1].record(stream)
+    stream.run()
+    scene.transfers.end(1, events=events, lent=True)
+    stream.copy(100.0)
+    events[1].record(stream)
+    scene.transfers.keep(launched, 1)
+    assert (scene.samples(), scene.seconds(), scene.lost()) == (1, 0.008, 0)
+
+
+def test_whichever_thread_is_first_every_end_meets_its_key() -> None:
+    scene, jobs, times = Scene(), queue.SimpleQueue[int](), 3_000
+    interval = sys.getswitchinterval()
+
+    def end() -> None:
+        for _ in range(times):
+            scene.transfers.end(jobs.get(), bytes=1)
+
+    ending = [threading.Thread(target=end) for _ in range(2)]
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in ending:
+            thread.start()
+        for key in range(2 * times):
+            launched = scene.transfers.begin(key=LATER)
+            jobs.put(key)
+            if key % 3 == 0:
+                time.sleep(0)
+            scene.transfers.keep(launched, key)
+        for thread in ending:
+            thread.join(ENOUGH_S)
+    finally:
+        sys.setswitchinterval(interval)
+    assert (scene.active, scene.finished, scene.moved("wall_clock")) == (0, 2 * times, 2 * times)
+    assert (scene.wrong("missing_row"), scene.wrong("other"), scene.failed()) == (0, 0, None)
+    assert (scene.transfers.open_keys, len(scene.transfers._keys._early)) == (0, 0)
+
+
+def test_threads_that_crowd_each_other_out_raise_nothing() -> None:
+    scene, interval = Scene(limit=2), sys.getswitchinterval()
+
+    def crowd(which: int) -> None:
+        for number in range(2_000):
+            scene.transfers.begin(key=(which, number))
+
+    crowding = [threading.Thread(target=crowd, args=(which,)) for which in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in crowding:
+            thread.start()
+        for thread in crowding:
+            thread.join(ENOUGH_S)
+    finally:
+        sys.setswitchinterval(interval)
+    assert scene.failed() is None
+    assert scene.active == scene.transfers.open_keys <= 2 + len(crowding)
+    assert scene.wrong("other") == 8_000 - scene.transfers.open_keys
 
 
 def test_a_block_that_raises_is_a_transfer_that_failed(scene: Scene) -> None:
@@ -583,6 +717,77 @@ def test_negative_amounts_are_not_added_and_counted(scene: Scene) -> None:
 def test_times_that_are_none_are_not_recorded(scene: Scene, seconds: float) -> None:
     scene.transfers.begin().end(seconds=seconds)
     assert (scene.finished, scene.samples("engine_report"), scene.wrong("other")) == (1, 0, 1)
+
+
+class Arrays:
+    """Stands in for an array of one number: its sums and comparisons are arrays, and it can be made a float."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __float__(self) -> float:
+        return self.number
+
+    def __index__(self) -> int:
+        return int(self.number)
+
+    def _array(self, _: Any = None) -> Arrays:
+        return self
+
+    __add__ = __radd__ = __sub__ = __truediv__ = __ge__ = __le__ = __lt__ = __gt__ = _array
+
+    def __rsub__(self, other: float) -> Arrays:
+        return Arrays(other - self.number)
+
+
+class Halves(float):
+    """Stands in for a number of half the precision, in which sums are made as well."""
+
+    def _half(self, _: float) -> Halves:
+        return Halves(-1.0)
+
+    __add__ = __radd__ = __truediv__ = _half
+
+
+class Telling(FakeEvent):
+    """An event that is passed, and tells a time of somebody else's."""
+
+    def __init__(self, milliseconds: Any) -> None:
+        super().__init__()
+        self.milliseconds = milliseconds
+
+    def record(self, stream: FakeStream) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> Any:
+        return self.milliseconds
+
+
+@pytest.mark.parametrize("number", [Arrays, Halves])
+def test_numbers_of_somebody_elses_are_pythons_own_in_a_cell(scene: Scene, number: Any) -> None:
+    said: dict[str, Any] = {"seconds": number(0.25), "bytes": Arrays(7), "tokens": {"kv": Arrays(3)}}
+    scene.transfers.begin().end(**said)
+    scene.transfers.begin().end(events=(Telling(number(8.0)), Telling(0.0)))
+    ours = scene.make(make_event=lambda: Telling(number(4.0)))
+    with ours.transfer(stream=FakeStream()):
+        pass
+    scene.transfers.begin(requested=number(time.monotonic() - 5.0)).end()
+    assert scene.settled()
+    cell = scene.rows.histogram(semconv.TRANSFER_QUEUE_DURATION, **ROUTE)
+    assert cell is not None
+    sums = (scene.seconds("engine_report"), scene.seconds(), cell.read()[1])
+    assert [type(each) for each in (*sums, scene.moved("engine_report"), scene.tokens())] == [float] * 3 + [int] * 2
+    assert sums == (0.25, 0.012, pytest.approx(5.0, abs=0.5))
+    assert (scene.failed(), scene.lost(), scene.active) == (None, 0, 0)
+
+
+def test_a_request_at_no_time_costs_a_transfer_nothing_else(scene: Scene) -> None:
+    scene.transfers.begin(requested="soon", key=1)  # type: ignore[arg-type]
+    scene.transfers.end(1, seconds=0.1)
+    assert (scene.failed(), scene.finished, scene.active, scene.wrong("missing_row")) == (1, 1, 0, 0)
 
 
 def test_a_pool_that_was_not_declared_is_counted_and_said_once(scene: Scene, lines: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,18 @@ NAPS = 50
 PER_ROUND = 256
 
 
+class Round(NamedTuple):
+    """What one look at the pairs has come to.
+
+    Attributes:
+        settled: How many there is nothing more to ask.
+        left: How many wait then.
+    """
+
+    settled: int
+    left: int
+
+
 class ReadingThread:
     """The thread: when it reads, when it sleeps, and how it is told.
 
@@ -33,7 +45,7 @@ class ReadingThread:
         left: How many pairs were left to be read after its latest round.
     """
 
-    def __init__(self, read: Callable[[int | None, float | None], int], is_empty: Callable[[], bool]) -> None:
+    def __init__(self, read: Callable[[int | None, float | None], Round], is_empty: Callable[[], bool]) -> None:
         """Args:
         read: Reads so many pairs, or all; for the last time where it is told when the thread was stopped.
         is_empty: Returns whether there is no pair to be read.
@@ -92,20 +104,23 @@ class ReadingThread:
             self.ended = self.asleep = True
 
     def _rounds(self) -> None:
-        pause, naps = SHORTEST_S, 0
+        pause, nap, naps = SHORTEST_S, NAP_S, 0
         while True:
             asked, stopped = self._asked, self._stopped
             everything = stopped is not None or asked > self._answered
-            self.left = self._read(None if everything else PER_ROUND, stopped)
+            settled, self.left = self._read(None if everything else PER_ROUND, stopped)
             self._answered = asked
             if stopped is not None:
                 return
-            if self.left:
+            if 2 * settled >= PER_ROUND:  # They come fast: the next look is soon, and the naps grow again from there.
+                self._bell.acquire(timeout=SHORTEST_S)
+                pause, nap, naps = SHORTEST_S, 2 * SHORTEST_S, 0
+            elif self.left:
                 self._bell.acquire(timeout=pause)
                 pause, naps = min(2 * pause, LONGEST_S), 0
             elif naps < NAPS:
-                self._bell.acquire(timeout=NAP_S)
-                pause, naps = SHORTEST_S, naps + 1 if self._is_empty() else 0
+                self._bell.acquire(timeout=nap)
+                pause, nap, naps = SHORTEST_S, min(2 * nap, NAP_S), naps + 1 if self._is_empty() else 0
             else:
                 self._sleep()
                 naps = 0

@@ -89,56 +89,56 @@ NO_STREAM: Final = Stream(CURRENT, Spares(_refusing("no stream of a device")))
 
 
 class Streams:
-    """The streams that copies were timed on in one process."""
+    """The streams that copies were timed on in one process, or by whoever makes the events themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Any] | None = None) -> None:
+        """Args:
+        make: Makes an event with timing; None for torch's. Who makes them lives as long as this.
+        """
+        self._make = make
         # By id, which is cheaper than to ask a stream for its hash; who is in here keeps its id.
-        self._streams: dict[object, tuple[Any, Stream]] = {}
+        self._streams: dict[int, tuple[Any, Stream]] = {}
         self._spares: dict[object, Spares] = {}
 
-    def stream(self, stream: Any, make: Callable[[], Any] | None = None) -> Stream:
+    def stream(self, stream: Any) -> Stream:
         """Returns what is ours of a stream.
 
         Args:
-            stream: The stream, or `CURRENT`.
-            make: Makes an event with timing for it; None for torch's, which is imported now. Where there is no torch,
+            stream: The stream, or `CURRENT`. Torch is imported now, where it makes the events. Where there is no torch,
                 or it does not know the stream's device, every event raises that.
         """
-        key = id(stream) if make is None else (id(stream), make)
-        known = self._streams.get(key)
+        known = self._streams.get(id(stream))
         if known is not None:
             return known[1]
         try:
-            spares = self._spares_of(stream, make)
+            spares = self._spares_of(stream)
         except Exception as error:  # Remembered: to look for a module that is not there takes long.
             spares = Spares(_refusing(f"{type(error).__name__}: {printable(error)}"))
         if len(self._streams) >= REMEMBERED:
             self._streams = {}
         ours = Stream(stream, spares)
-        self._streams[key] = stream, ours
+        self._streams[id(stream)] = stream, ours
         return ours
 
-    def part(self) -> list[Lane]:
-        """Parts with the pairs on its streams, in a forked child, where a copy that began before may yet end.
+    def part(self) -> list[object]:
+        """Parts with all that it remembers, in a forked child, where a copy that began before may yet end.
 
         Returns:
-            The pairs, for somebody to keep: to destroy one would ask a driver that is not there.
+            What it remembered, for somebody to keep: to destroy an event would ask a driver that is not there.
         """
-        left: list[Lane] = []
+        left: list[object] = [self._streams, self._spares]
         for _, ours in self._streams.values():
             if ours.lane is not None:
                 left.append(ours.lane)
                 ours.lane = deque()
+        self._streams, self._spares = {}, {}
         return left
 
-    def _spares_of(self, stream: Any, make: Callable[[], Any] | None) -> Spares:
-        if make is not None:
-            key: object = make
-        else:
-            key = _device(stream)
+    def _spares_of(self, stream: Any) -> Spares:
+        key = None if self._make is not None else _device(stream)
         spares = self._spares.get(key)
         if spares is None:
-            spares = self._spares[key] = Spares(make or _maker(key))
+            spares = self._spares[key] = Spares(self._make or _maker(key))
         return spares
 
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvcache_otel.record.labels import printable
 from kvcache_otel.record.pair import DeviceEvent, Outcome, Pair
-from kvcache_otel.record.reading import ReadingThread
+from kvcache_otel.record.plain import plain
+from kvcache_otel.record.reading import ReadingThread, Round
 from kvcache_otel.record.streams import Lane, Streams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvcache_otel.record.cells import Counter, Histogram
 
 __all__ = ["DEADLINE_S", "LIMIT", "DeviceEvent", "Harvester", "Lane"]
@@ -44,7 +48,7 @@ class Harvester:
     Each pair that was handed over ends as one sample of its histogram, or as one dropped measurement.
 
     Attributes:
-        streams: The streams with events of ours.
+        streams: The streams with events of ours that torch makes.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class Harvester:
         deadline_s: How long a pair may wait, in seconds.
         """
         self.streams = Streams()
+        # Those with events that somebody else makes, as long as anybody has them timed.
+        self._others: weakref.WeakSet[Streams] = weakref.WeakSet()
         self._lost = lost
         self._overflowed = overflowed
         self._limit = limit
@@ -68,6 +74,12 @@ class Harvester:
         self._starting = threading.RLock()  # A signal handler may flush or stop what it has interrupted.
         self._said: set[str] = set()
         self._inherited: list[object] = []
+
+    def streams_by(self, make_event: Callable[[], object]) -> Streams:
+        """Returns streams for events that somebody else makes, for the caller to keep."""
+        streams = Streams(make_event)
+        self._others.add(streams)
+        return streams
 
     def add(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram) -> None:
         """Hands a pair over, on the engine's thread: no device is asked, and nobody waited for.
@@ -153,9 +165,8 @@ class Harvester:
     def reset(self) -> None:
         """Forgets every pair, in a forked child."""
         # Not destroyed either: that would ask a driver that is not there, and may have been forked with its locks held.
-        self._inherited += (self._pairs, self.streams, self.streams.part())
+        self._inherited += (self._pairs, *(streams.part() for streams in (self.streams, *self._others)))
         self._pairs = deque()
-        self.streams = Streams()
         self._reader = None
         self._starting = threading.RLock()
         self._said = set()
@@ -184,8 +195,8 @@ class Harvester:
     def _is_empty(self) -> bool:
         return not self._pairs
 
-    def _round(self, at_most: int | None, stopped: float | None) -> int:
-        """Asks so many pairs once, or all, and puts back what is not done; returns how many wait then.
+    def _round(self, at_most: int | None, stopped: float | None) -> Round:
+        """Asks so many pairs once, or all, and puts back what is not done.
 
         Args:
             at_most: How many; None for all.
@@ -194,7 +205,7 @@ class Harvester:
         pairs = self._pairs
         now = time.monotonic()
         undone: set[int] = set()  # Lanes whose head the device is not done with: nor is it then with what comes after.
-        waiting = len(pairs)
+        waiting, settled = len(pairs), 0
         for _ in range(waiting if at_most is None else min(waiting, at_most)):
             try:
                 taken = pairs.popleft()
@@ -210,6 +221,7 @@ class Harvester:
             except IndexError:  # A reader that hung when it was stopped is back, and took the last one.
                 break
             if self._settle(pair):
+                settled += 1
                 continue
             if pair.until < now:
                 self._lose(f"not done after {pair.until - pair.added:g} s", "late")
@@ -225,7 +237,7 @@ class Harvester:
                 pairs.append(lane)
         if stopped is not None and pairs:
             self._rouse()  # They came meanwhile, and are another thread's.
-        return len(pairs)
+        return Round(settled, len(pairs))
 
     def _dated(self, new: _New) -> Pair:
         pair = Pair(*new)
@@ -241,7 +253,7 @@ class Harvester:
             elif not pair.after.query():
                 return False
             else:
-                seconds = pair.before.elapsed_time(pair.after) / 1000.0
+                seconds = plain(pair.before.elapsed_time(pair.after)) / 1000.0
                 if 0 <= seconds < _INFINITY:
                     pair.duration.record(seconds)
                     self._tell(pair, Outcome.READ)

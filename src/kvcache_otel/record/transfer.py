@@ -35,10 +35,24 @@ class Transfer(Pair):
         events: Somebody else's events around it, the one before and the one after; None where there are none.
         lent: Whether these events may be recorded again as soon as the transfer has ended.
         began: When it began, by `time.monotonic`.
+        at: When it ended, by `time.monotonic`; None for when that is said.
+        expected: Whether it will get a key.
         ended: Whether it was said that it has ended. A device may still be at it.
     """
 
-    __slots__ = ("_transfers", "began", "bytes", "ended", "events", "lent", "seconds", "stream", "tokens")
+    __slots__ = (
+        "_transfers",
+        "at",
+        "began",
+        "bytes",
+        "ended",
+        "events",
+        "expected",
+        "lent",
+        "seconds",
+        "stream",
+        "tokens",
+    )
 
     # Written by its `Transfers`; a Pair's own `__init__` would set them twice.
     before: Any
@@ -57,9 +71,10 @@ class Transfer(Pair):
         self.tokens = tokens
         self.stream = stream
         self.seconds: float | None = None
+        self.at: float | None = None
         self.events: Events = None
         self.before = self.after = None
-        self.lent = self.ended = self.void = False
+        self.lent = self.ended = self.void = self.expected = False
         self.began = time.monotonic()
 
     def end(
@@ -70,6 +85,7 @@ class Transfer(Pair):
         seconds: float | None = None,
         events: Events = None,
         lent: bool = False,
+        at: float | None = None,
         error: Failure = None,
     ) -> None:
         """Says that it has ended, or that all of it is on its stream. Never raises; a second time counts as an error.
@@ -83,6 +99,7 @@ class Transfer(Pair):
             seconds: As the attribute.
             events: As the attribute.
             lent: As the attribute: the pair is read now or not at all.
+            at: As the attribute.
             error: What went wrong: an exception, or a short word. Then only what is said here has moved, and there is
                 no duration.
         """
@@ -102,6 +119,8 @@ class Transfer(Pair):
                 self.seconds = seconds
             if events is not None:
                 self.events, self.lent = events, lent
+            if at is not None:
+                self.at = at
             self._transfers.finish(self)
         except BaseException as error_of_ours:
             let_through(error_of_ours)
@@ -112,6 +131,10 @@ class Transfer(Pair):
         if not self.ended:
             self.ended = True
             self._transfers.cancelled(self)
+
+    def mark_end(self) -> None:
+        """Says that all of it is on its stream, for whoever finds out then what else to say. Never raises."""
+        self._transfers.mark_end(self)
 
     def settled(self, outcome: Outcome) -> None:
         """Hears from the harvester what has become of its events."""

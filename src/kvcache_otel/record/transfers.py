@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcache_otel import semconv
 from kvcache_otel.record.cells import unread
 from kvcache_otel.record.complaints import Complaints, let_through
+from kvcache_otel.record.keys import LATER, Keys
 from kvcache_otel.record.labels import declared
 from kvcache_otel.record.pair import Outcome
+from kvcache_otel.record.plain import plain
 from kvcache_otel.record.streams import NO_STREAM
 from kvcache_otel.record.timing import DEADLINE_S, LIMIT
 from kvcache_otel.record.transfer import Transfer
@@ -96,12 +98,12 @@ class Transfers:
         self._first_pool = pools[0]
         self._queue: Histogram | None = self._usual.queue() if queued else None
         self._make_event: Callable[[], Any] | None = None
+        self._streams = self._harvester.streams
         if make_event is not None:
             self.make_events_by(make_event)
         self._deadline_s = deadline_s
-        self._limit = limit
         self._underway = Underway(self._complaints, deadline_s, limit)
-        self._by_key: dict[Hashable, Transfer] = {}  # Those that are ended by a key.
+        self._keys = Keys(self._complaints, deadline_s, limit)
         # Somebody else's events that wait to be read, by the id of the later one.
         self._foreign: dict[int, Transfer] = {}
         this = weakref.ref(self)
@@ -127,7 +129,8 @@ class Transfers:
             raise ValueError(
                 f"events of transfers from {self._complaints.where} are made by another make_event= already"
             )
-        self._make_event = make_event
+        if self._make_event is None:
+            self._make_event, self._streams = make_event, self._harvester.streams_by(make_event)
 
     # -- in the engine's hot path --------------------------------------------------------------------------------------
 
@@ -147,7 +150,7 @@ class Transfers:
             tokens: Tokens that it moves, by pool or of the first pool, where that is known already.
             stream: The stream of a device, or `CURRENT`: events of ours are recorded there, now and at the end.
             requested: Since when it was wanted, by `time.monotonic`.
-            key: What `end` will call it.
+            key: What `end` will call it, or `LATER`: `keep` will say so.
 
         Returns:
             The transfer: end it, or use it as a context manager.
@@ -156,21 +159,23 @@ class Transfers:
         try:
             if stream is not None:
                 try:
-                    transfer.stream = ours = self._harvester.streams.stream(stream, self._make_event)
+                    transfer.stream = ours = self._streams.stream(stream)
                     transfer.before = ours.mark()
                 except BaseException as error:  # No torch, no device, no such flag: it depends on all of them.
                     let_through(error)
                     self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
-            if requested is not None:
-                self.waited(transfer.began - requested)
-            if key is not None:
-                self.keep(transfer, key)
+            self._active.add(1)  # Before another thread may end it by its key.
             self._underway.add(transfer)
+            if key is LATER:
+                self._keys.expect(transfer)
+            elif key is not None:
+                self.keep(transfer, key)
+            if requested is not None:  # Last: it may be no time at all.
+                self.waited(transfer.began - requested)
         except BaseException as error:
             let_through(error)
             self._complaints.broken(error)
-        self._active.add(1)
         return transfer
 
     transfer = begin
@@ -185,19 +190,20 @@ class Transfers:
         seconds: float | None = None,
         events: Events = None,
         lent: bool = False,
+        at: float | None = None,
         error: Failure = None,
     ) -> None:
         """Says that the transfer has ended which began under a key; see `Transfer.end`. Never raises."""
         try:
-            transfer = self._by_key.pop(key, None)
-        except BaseException as unhashable:
+            transfer = self._keys.pop(key)
+            if transfer is not None:
+                transfer.end(bytes=bytes, tokens=tokens, seconds=seconds, events=events, lent=lent, at=at, error=error)
+                return
+            said = {"bytes": bytes, "tokens": tokens, "seconds": seconds, "events": events, "lent": lent, "at": at}
+            self._keys.end_early(key, said | {"error": error})
+        except BaseException as unhashable:  # Or events that were lent and cannot be read.
             let_through(unhashable)
             self._complaints.broken(unhashable)
-            return
-        if transfer is None:
-            self._complaints.contradicted("ended that had not begun", Reason.MISSING_ROW)
-        else:
-            transfer.end(bytes=bytes, tokens=tokens, seconds=seconds, events=events, lent=lent, error=error)
 
     def keep(self, transfer: Transfer, key: Hashable) -> None:
         """Says what `end` will call a transfer that has begun.
@@ -206,11 +212,7 @@ class Transfers:
             transfer: The transfer.
             key: Its key. Who has it already has not ended, and cannot any more.
         """
-        by_key = self._by_key
-        before = by_key.pop(key, None)
-        if before is None and len(by_key) >= self._limit:
-            before = by_key.pop(next(iter(by_key)))
-        by_key[key] = transfer
+        before = self._keys.keep(transfer, key)
         if before is not None and not before.ended:
             before.ended = True
             self._active.add(-1)
@@ -219,7 +221,7 @@ class Transfers:
     @property
     def open_keys(self) -> int:
         """How many transfers wait to be ended by their key."""
-        return len(self._by_key)
+        return len(self._keys)
 
     def end_active(self) -> None:
         """Ends the row of what is active: not every beginning and end is told any more."""
@@ -230,7 +232,7 @@ class Transfers:
         """Ends that row, and forgets what is under way: nobody tells any more."""
         self.end_active()
         self._underway.clear()
-        self._by_key.clear()
+        self._keys.clear()
 
     def forget(self, error: str) -> None:
         """Ends all transfers that wait to be ended by their key, as failed: the engine has forgotten them.
@@ -238,11 +240,7 @@ class Transfers:
         Args:
             error: What `error.type` says of them.
         """
-        while self._by_key:
-            try:
-                _, transfer = self._by_key.popitem()
-            except KeyError:  # Another thread took the last one.
-                return
+        while (transfer := self._keys.pop_any()) is not None:
             transfer.end(error=error)
 
     # -- what a transfer says of itself --------------------------------------------------------------------------------
@@ -256,7 +254,8 @@ class Transfers:
         elif transfer.stream is not None:
             self._finish_on(transfer, transfer.stream)
         else:
-            self._timed(transfer, TimingSource.WALL_CLOCK, time.monotonic() - transfer.began)
+            at = time.monotonic() if transfer.at is None else transfer.at
+            self._timed(transfer, TimingSource.WALL_CLOCK, at - transfer.began)
 
     def failed(self, error: Failure, moved: int | None, tokens: Tokens) -> None:
         """Counts a transfer that has failed, and what it moved nevertheless."""
@@ -285,13 +284,25 @@ class Transfers:
         self._active.add(-1)
         if transfer.stream is not None and transfer.before is not None:
             transfer.stream.give_back_one(transfer.before)
-            transfer.before = None
+            if transfer.after is not None:
+                transfer.stream.give_back_one(transfer.after)
+            transfer.before = transfer.after = None
+
+    def mark_end(self, transfer: Transfer) -> None:
+        """Records an event of ours after a transfer, where there is one before it."""
+        if transfer.stream is not None and transfer.before is not None:
+            try:
+                transfer.after = transfer.stream.mark()
+            except BaseException as error:
+                let_through(error)
+                self._complaints.untimed(error)
+                transfer.before = None
 
     def waited(self, seconds: float) -> None:
         """Tells how long a transfer waited between being wanted and its beginning."""
         if self._queue is None:
             self._queue = self._usual.queue()
-        self._queue.record(seconds)
+        self._queue.record(plain(seconds))
 
     def ended_twice(self) -> None:
         """Counts an end too many."""
@@ -304,19 +315,15 @@ class Transfers:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _finish_on(self, transfer: Transfer, stream: Any) -> None:
-        """Records an event of ours after a transfer, and hands both over."""
+        """Hands the events of ours around a transfer over."""
         route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
+        if transfer.after is None:
+            self.mark_end(transfer)
         if transfer.before is not None:
-            try:
-                transfer.after = stream.mark()
-            except BaseException as error:
-                let_through(error)
-                self._complaints.untimed(error)
-            else:
-                transfer.duration = route.duration
-                if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
-                    return
-                stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
+            transfer.duration = route.duration
+            if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
+                return
+            stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
         self._count(transfer, route)
 
     def _finish_by(self, transfer: Transfer, events: Any) -> None:
@@ -328,7 +335,7 @@ class Transfers:
             if before is not None:
                 before.void = True  # It waits still, and its events tell another transfer's time.
             if transfer.after.query():
-                seconds = transfer.before.elapsed_time(transfer.after) / 1000.0
+                seconds = plain(transfer.before.elapsed_time(transfer.after)) / 1000.0
                 if not 0 <= seconds < _INFINITY:
                     raise ValueError(f"{seconds!r} s apart")
                 route.duration.record(seconds)
@@ -348,7 +355,7 @@ class Transfers:
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
         try:
-            route.duration.record(0.0 + seconds)  # A number that no float holds is refused before it is counted.
+            route.duration.record(plain(seconds))
         finally:  # Whatever its time was said to be, it has ended.
             self._count(transfer, route)
 
@@ -381,6 +388,7 @@ class Transfers:
     def look_after(self) -> None:
         """Counts what should have ended; on any thread."""
         self._underway.look_after()
+        self._keys.look_after()
 
 
 def _look_after(transfers: Transfers | None) -> None:

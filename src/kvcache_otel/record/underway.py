@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvcache_otel.record.complaints import Complaints
     from kvcache_otel.record.transfer import Transfer
 
-# Transfers that begin before it is worth a look which of them have ended.
+# Transfers that begin, at least, before it is worth a look which of them have ended.
 A_FEW = 64
 
 
@@ -23,7 +23,7 @@ class Underway:
         """Args:
         complaints: Counts those that do not end.
         deadline_s: After how many seconds one that has not ended is counted.
-        limit: How many are looked after.
+        limit: How many are looked after. Twice as many may be remembered until somebody looks.
         """
         self._complaints, self._deadline_s, self._limit = complaints, deadline_s, limit
         self._begun: deque[Transfer] = deque()
@@ -38,12 +38,12 @@ class Underway:
         begun.append(transfer)
         if len(begun) >= self._look_at:
             self.look_after()
-            self._look_at = len(begun) + A_FEW
+            self._look_at = 2 * len(begun) + A_FEW  # So that each is looked at twice or so, however many there are.
 
     def look_after(self) -> None:
         """Forgets what has ended, and counts what should have; on any thread."""
         begun, since = self._begun, time.monotonic() - self._deadline_s
-        while begun:
+        for _ in range(len(begun)):  # All of them: behind one that takes long others may have ended.
             try:
                 oldest = begun.popleft()
             except IndexError:  # Another thread took the last one.
@@ -52,11 +52,15 @@ class Underway:
                 continue
             if oldest.began < since:
                 self._complaints.overdue(self._deadline_s)
-            elif len(begun) >= self._limit:
-                self._complaints.unwatched(self._limit)
             else:
-                begun.appendleft(oldest)
+                begun.append(oldest)
+        while len(begun) > self._limit:
+            try:
+                oldest = begun.popleft()
+            except IndexError:
                 return
+            if not oldest.ended:
+                self._complaints.unwatched(self._limit)
 
     def clear(self) -> None:
         """Forgets all of them."""

@@ -15,7 +15,7 @@ import pytest
 import kvcache_otel as kv
 from kvcache_otel import semconv
 from kvcache_otel.engines.hooks import STEP_ASIDE_AFTER
-from tests.support.fake_device import FakeDevice, FakeStream
+from tests.support.fake_device import FakeDevice, FakeEvent, FakeStream
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -360,6 +360,31 @@ def test_a_cache_that_is_dropped_while_a_copy_is_under_way_is_gone_and_its_copy_
     assert told(exported) == 0
 
 
+def test_caches_that_make_their_events_themselves_are_gone_when_they_are_dropped(exported: Exported) -> None:
+    class Making(Engine):
+        def event(self) -> FakeEvent:
+            return FakeEvent()
+
+    stream = FakeStream()
+    stream.done_ms = math.inf
+    gone: list[Any] = []
+    for _ in range(20):
+        owner = Making()
+        copies = kv.transfers("host", "device", cache="Own", make_event=owner.event, meter_provider=exported.provider)
+        timed = kv.Backup(tokens=2, bytes=3, stream=stream, make_event=owner.event)
+        instrument(owner, exported, timed)
+        owner.work()
+        with copies.transfer(stream=stream):
+            pass
+        gone.append(weakref.ref(owner))
+    assert exported.rows.recorder.harvester.flush(20.0)
+    assert exported.rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 20
+    del owner, copies, timed
+    gc.collect()
+    assert [each() for each in gone if each() is not None] == []
+    assert len(exported.rows.recorder.harvester._others) == 0
+
+
 def test_a_transfers_object_that_is_dropped_finishes_what_is_under_way(exported: Exported) -> None:
     device, stream = FakeDevice(), FakeStream()
     copies = kv.transfers(
@@ -439,6 +464,63 @@ def test_ends_that_do_not_fit_their_beginnings_are_counted_and_said_once(
     assert rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 2
     assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
     assert len(lines.messages) == 2
+
+
+def test_a_copy_that_is_found_done_before_its_launch_has_returned_ends(exported: Exported) -> None:
+    class Launcher(Launching):
+        def work(self, *arguments: Any) -> Any:
+            self.poll(arguments)  # Another thread of an engine's would be so fast.
+            return arguments[0]
+
+    owner = Launcher()
+    instrument(owner, exported, methods=BY_KEY)
+    for key in range(5):
+        owner.work(key)
+    rows = exported.rows
+    assert rows.value(semconv.TRANSFER_OPERATIONS, **BACKUP) == 5
+    assert rows.value(semconv.TRANSFER_TOKENS, **BACKUP, pool="kv") == 5
+    assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
+    assert told(exported) == 0
+
+
+def test_the_time_of_readers_is_not_the_copys(exported: Exported) -> None:
+    class Clock(FakeStream):
+        """A stream that is done with what is on it at once: an event is passed when it is recorded."""
+
+        @property
+        def put_ms(self) -> float:
+            return time.monotonic() * 1e3
+
+        @put_ms.setter
+        def put_ms(self, _: float) -> None:
+            pass
+
+    def slowly(*_: Any) -> int:
+        time.sleep(0.05)
+        return 1
+
+    read: dict[str, Any] = {"tokens": slowly, "bytes": slowly}
+    stream, device = Clock(), FakeDevice()
+    launched = Launching()
+    finding = kv.CopiesDone(source="host", destination="device", keys=lambda keys, _: keys if slowly() else ())
+    keyed = kv.LoadBack(tokens=1, bytes=1, key=lambda result, _: result)
+    instrument(launched, exported, methods={"work": keyed, "poll": finding})
+    instrument(plainly := Engine(), exported, kv.Backup(**read))
+    instrument(timed := Engine(), exported, kv.Backup(**read, stream=stream, make_event=device.event))
+    rows = exported.rows
+    launched.work(1)
+    launched.poll([1])
+    plainly.work()
+    timed.work()
+    stream.done_ms = math.inf
+    assert rows.recorder.harvester.flush(20.0)
+    load_back = {"source": "host", "destination": "device"}
+    for way, timing in ((BACKUP, "wall_clock"), (BACKUP, "device_event"), (load_back, "wall_clock")):
+        cell = rows.histogram(semconv.TRANSFER_DURATION, **way, timing=timing)
+        assert cell is not None
+        counts, seconds = cell.read()
+        assert sum(counts) == 1
+        assert seconds < 0.04
 
 
 def test_a_device_that_is_never_done_with_a_copy_is_counted_and_said_once(

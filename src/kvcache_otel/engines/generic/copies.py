@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.generic.facts import Fact, caught, optional
+from kvcache_otel.record.keys import LATER
 from kvcache_otel.semconv import Tier, TimingSource
 
 if TYPE_CHECKING:
@@ -86,13 +88,16 @@ class Copy(Fact):
 
         def begun(call: Call) -> Finish:
             since = None if requested is None else requested(call)
-            transfer = transfers.begin(stream=on(call))
+            transfer = transfers.begin(stream=on(call), key=None if key is None else LATER)
 
             def ended(result: Any, raised: BaseException | None) -> None:
+                at = time.monotonic()  # First: readers may take their time.
                 try:
                     if raised is None and not happened(result, call):
                         transfer.cancel()
                         return
+                    if stream is not None and raised is None:
+                        transfer.mark_end()
                     if since is not None:
                         transfers.waited(transfer.began - since)
                     if raised is not None:
@@ -110,6 +115,7 @@ class Copy(Fact):
                                 seconds=None if seconds is None else seconds(result, call),
                                 events=None if events is None else events(result, call),
                                 lent=lent,
+                                at=at,
                             )
                 except BaseException as wrong:
                     transfer.cancel()  # It is not known what it was; that something is wrong is counted by the hook.
@@ -191,6 +197,7 @@ class CopiesDone(Fact):
         seconds, events, error, lent = self.seconds, self.events, self.error, self.lent
 
         def done(result: Any, call: Call) -> None:
+            at = time.monotonic()  # First: readers may take their time.
             if not happened(result, call):
                 return
             for key in keys(result, call) or ():
@@ -199,6 +206,7 @@ class CopiesDone(Fact):
                     seconds=None if seconds is None else seconds(key, call),
                     events=None if events is None else events(key, call),
                     lent=lent,
+                    at=at,
                     error=None if error is None else error(key, call) or None,
                 )
 

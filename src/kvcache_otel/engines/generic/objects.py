@@ -28,7 +28,7 @@ _NOTHING = object()
 class ObjectPoint(HookPoint):
     """A hook on one object. What it fails at is counted for good: the object may be gone before somebody reads."""
 
-    __slots__ = ("_bodies", "_failures")
+    __slots__ = ("__weakref__", "_bodies", "_failures")
 
     def __init__(self, hook: Hook, failures: Counter, lost: Callable[[bool], None]) -> None:
         """Args:

@@ -61,10 +61,11 @@ def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
         owner: Who has it.
     """
     labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: point.hook.name}
-    this = weakref.ref(owner)
+    this = weakref.ref(point)  # Its readers may keep the object, which keeps the owner.
 
     def attached() -> int | None:
-        return None if this() is None or point.state == "detached" else int(point.state == "attached")
+        point = this()
+        return None if point is None or point.state == "detached" else int(point.state == "attached")
 
     rows.probe.observe(semconv.TELEMETRY_HOOK_ATTACHED, labels, attached, owner=owner)
 
