@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from kvcache_otel.identity import Rank
     from kvcache_otel.instrumentor import KVCacheInstrumentor
     from kvcache_otel.own import instrument_controller, instrument_tree_core, transfers
+    from kvcache_otel.record.keys import LATER
     from kvcache_otel.record.streams import CURRENT
 
 __all__ = [
     "CURRENT",
+    "LATER",
     "Admission",
     "AllocationFailure",
     "Backup",
@@ -57,6 +59,7 @@ _MODULES = {
     "instrumentor": "KVCacheInstrumentor",
     "identity": "Rank",
     "own": "instrument_controller instrument_tree_core transfers",
+    "record.keys": "LATER",
     "record.streams": "CURRENT",
     "engines.generic.copies": "Backup CopiesDone Copy LoadBack Restoration Retraction",
     "engines.generic.gauges": "Gauges PoolSize",
