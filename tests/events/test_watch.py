@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import socket
 import struct
 import subprocess
@@ -787,6 +788,27 @@ def test_200_sources(driven: Driven) -> None:
         assert driven.batches(f"w{worker}") == dict.fromkeys(range(4), ZERO)
     driven.want()
     assert workers(driven) == set()
+
+
+def test_sockets_are_not_what_bounds_sources(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    number = 500
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < 8 * number:
+        pytest.skip(f"a process may have {most} files at the most")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        texts = [f"w{n}=tcp://127.0.0.1:{n + 1}" for n in range(number - 1)]
+        publisher = driven.publisher()
+        driven.want(*texts, f"last={publisher.endpoint}?engine=vllm")
+        assert len(driven.watch.subscriptions) == number
+        assert said(caplog, "left out") == []
+        driven.subscribed(publisher)
+        publisher.publish(stored([1]))
+        driven.until(lambda: driven.agrees("last", publisher.expected))
+        driven.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def _files() -> int:

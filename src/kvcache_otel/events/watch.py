@@ -62,7 +62,7 @@ class Watch:
         self.subscriptions: dict[Source, Subscription] = {}
         self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.setsockopt(zmq.MAX_SOCKETS, 65_536)
+        self._context.set(zmq.MAX_SOCKETS, 65_536)  # Three for each source. Not `setsockopt`: that is of sockets.
         self._poller = zmq.Poller()
         self._readers: dict[zmq.Socket[bytes], Callable[[float], None]] = {}
         self._users: dict[str, int] = {}
