@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import threading
 from typing import TYPE_CHECKING
 
+from kvcache_otel.events.names import addresses
 from kvcache_otel.events.source import Source, SourceError, parse
 from kvcache_otel.record.labels import printable
 
@@ -65,7 +65,7 @@ class Discovery:
         self._given = tuple(given)
         self._file = file
         self._file_seconds, self._names_seconds = file_seconds, names_seconds
-        self._resolve = resolve or _addresses
+        self._resolve = resolve or addresses
         self._in_file: tuple[Source, ...] = ()
         self._hosts: dict[Source, tuple[str, ...]] = {}
         self._content: bytes | None = None  # Of the file, as it was taken over.
@@ -198,8 +198,3 @@ def _also(lines: Sequence[int]) -> str:
     named = ", ".join(map(str, lines[:NAMED]))
     more = f" and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
     return f" (and lines {named}{more})" if lines else ""
-
-
-def _addresses(host: str, port: int) -> Iterable[str]:
-    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        yield str(address[0])

@@ -10,6 +10,7 @@ import zmq
 
 from kvcache_otel import semconv
 from kvcache_otel.events import frames
+from kvcache_otel.events.names import host_of
 from kvcache_otel.events.stream import Counts, Limits, Stream
 from kvcache_otel.events.worker import MORE
 from kvcache_otel.record.cells import Counter
@@ -53,6 +54,7 @@ class Feed:
         self._recorder = recorder
         self._replay = replay
         self._inlet: Inlet | None = None
+        self._request: int | None = None  # What it is to be asked as soon as it is known where it is.
         self.worker = worker
         self.rank: int | None = None
         self._ranks: set[int] = set()
@@ -108,10 +110,20 @@ class Feed:
         self.hang_up()
         with self._subscription.said("its replay"):
             self._inlet = inlet = self._subscription.open(zmq.DEALER, REPLAYED, REPLAYED_BYTES)
-            inlet.socket.connect(self._replay)
             inlet.start(self._subscription.register, self._subscription.said, self._answered)
             self._answering = False
-            inlet.socket.send_multipart(frames.request(start), zmq.DONTWAIT)
+            self._request = start
+            self._connect(inlet)
+
+    def _connect(self, inlet: Inlet) -> None:
+        """Sends what there is to ask, if it is known where; where that is the publisher's host, of its address."""
+        found = self._subscription.names.of(self._replay)
+        if self._request is None or not found:
+            return
+        ours = host_of(self._subscription.endpoint)
+        inlet.socket.connect(next((one for one in found if host_of(one) == ours), found[0]))
+        request, self._request = self._request, None
+        inlet.socket.send_multipart(frames.request(request), zmq.DONTWAIT)
 
     def hang_up(self) -> None:
         """Closes the socket that was opened for that."""
@@ -124,8 +136,12 @@ class Feed:
             )
 
     def look(self, now: float) -> None:
-        """Looks whether its replay has sent more than may wait, and breaks it off then: it is silent from now on."""
+        """Asks what could not be asked yet.
+
+        Looks whether its replay has sent more than may wait, and breaks it off then: it is silent from now on."""
         inlet = self._inlet
+        if inlet is not None and self._request is not None:
+            self._connect(inlet)
         excess = None if inlet is None else inlet.look()
         if excess is not None:
             self._close()
@@ -140,7 +156,7 @@ class Feed:
             )
 
     def _close(self) -> bool:
-        inlet, self._inlet = self._inlet, None
+        inlet, self._inlet, self._request = self._inlet, None, None
         if inlet is not None:
             inlet.close()
         return inlet is not None
