@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -188,8 +189,39 @@ def test_a_reader_who_has_read_enough_ends_it(publisher: FakePublisher) -> None:
     process.stdout.close()
     assert process.wait(20) == 1
     assert process.stderr is not None
-    assert "Traceback" not in process.stderr.read()
+    err = process.stderr.read()
+    assert "Traceback" not in err
+    assert "whoever read the lines of watch is gone" in err
     process.stderr.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a pipe's size can be set on Linux alone")
+def test_a_reader_who_does_not_read_holds_nothing_up(publisher: FakePublisher, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    reading, writing = os.pipe()
+    os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096) - 1))
+    with log.open("w") as err:
+        process = subprocess.Popen(
+            [*PROGRAM, "watch", "--every", "0.01", f"a={publisher.endpoint}"], env=environ(), stdout=writing, stderr=err
+        )
+    os.close(writing)
+    try:
+        subscribed(publisher)
+        wait_until(lambda: "nobody reads the lines of watch" in log.read_text())
+        assert len(re.findall("nobody reads", log.read_text())) == 1
+        publisher.publish(stored([1, 2, 3]))
+        publisher.close()
+        wait_until(lambda: "'a' is disconnected" in log.read_text())
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert time.monotonic() - began < 3
+        assert "Traceback" not in log.read_text()
+        assert "released, with 3 blocks" in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
 
 
 def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel import semconv
 from kvcache_otel.cli.live import live
+from kvcache_otel.cli.watch_output import Output
 from kvcache_otel.events.worker import OTHER
 from kvcache_otel.semconv import Tier
 
@@ -31,6 +32,9 @@ _COUNTED: dict[str, MetricSpec] = {
 _COLUMNS = ("worker", "rank", "engine", "state", *TIERS, *_COUNTED, "failures", "age")
 
 _LEFT = ("worker", "engine", "state")
+
+LAST_SECONDS = 0.5
+"""How long the last lines wait for a reader."""
 
 NOTHING = "-"
 """In place of a number that there is none of."""
@@ -167,13 +171,23 @@ def view(recorder: Recorder, watch: Watch, *, once: bool) -> Generator[Show]:
             yield show
         return
 
-    def show_plainly(*, last: bool) -> None:
-        if once and last:
-            print(table(rows(recorder, watch)), flush=True)
-        elif not once and (found := rows(recorder, watch)):
-            print(lines(found), flush=True)
+    if once:
 
-    yield show_plainly
+        def show_table(*, last: bool) -> None:
+            if last:
+                print(table(rows(recorder, watch)), flush=True)
+
+        yield show_table
+        return
+    output = Output()
+
+    def show_lines(*, last: bool) -> None:
+        if found := rows(recorder, watch):
+            output.put(lines(found))
+        if last:
+            output.end(LAST_SECONDS)
+
+    yield show_lines
 
 
 @contextmanager
