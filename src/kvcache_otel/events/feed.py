@@ -58,9 +58,10 @@ class Feed:
         self.worker = worker
         self.rank: int | None = None
         self._ranks: set[int] = set()
-        # Rows name the rank, which the first batch will tell.
-        self.stream = Stream(self, self._counts(), replay=bool(replay), limits=limits)
+        self._counted_at: int | None = None  # Rows name the rank, which the first batch will tell.
+        self.stream = Stream(self, self._counts(None), replay=bool(replay), limits=limits)
         self._answering = self._replay_silent = False  # This time, and whether that was said.
+        self._waited = False  # Whether it is since its time is over that we hang up.
         self._lost_said, self._lost_next = 0.0, 0.0
         self._unsaid = tuple(zip(_FRAME_FAILURES, self.stream.counts[4:], strict=True))
 
@@ -74,13 +75,21 @@ class Feed:
             self._ranks.add(rank if rank in self.worker.ranks else MORE)
         if self.rank is None:
             self.rank = rank
-            before, self.stream.counts = self.stream.counts, self._counts()
-            for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
-                cell.add(provisional.value)
+            self._count_at(rank)
+
+    def tick(self, now: float) -> None:
+        """Does what is due in its stream."""
+        self._waited = True
+        try:
+            self.stream.tick(now)
+        finally:
+            self._waited = False
 
     def complain(self, now: float) -> None:
         """Says what the stream only counts: messages whose frames cannot be read, once, and losses now and then."""
         lost = self.stream.counts.lost.value
+        if lost and self._counted_at is None:  # Nothing has told the rank, and it may be that nothing ever will.
+            self._count_at(0)
         if lost > self._lost_said and now >= self._lost_next:
             self._lost_said, self._lost_next = lost, now + LOSS_SECONDS
             self._say(
@@ -127,7 +136,7 @@ class Feed:
 
     def hang_up(self) -> None:
         """Closes the socket that was opened for that."""
-        if self._close() and not (self._answering or self._replay_silent):
+        if self._close() and self._waited and not (self._answering or self._replay_silent):
             self._replay_silent = True
             _logger.warning(
                 "kvcache: source %r: no answer from its replay at %s; what is missed counts as lost",
@@ -181,7 +190,19 @@ class Feed:
     def _say(self, text: str, *arguments: object) -> None:
         self._subscription.tell(logging.WARNING, time.monotonic(), text, *arguments, about="batches")
 
-    def _counts(self) -> Counts:
+    def _count_at(self, rank: int) -> None:
+        """Has rows of a rank say what becomes of batches. What others have said of them already stays there."""
+        if self._counted_at == rank:
+            return
+        before, self.stream.counts = self.stream.counts, self._counts(rank)
+        if self._counted_at is None:
+            for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
+                cell.add(provisional.value)
+        else:
+            self._lost_said = self.stream.counts.lost.value
+        self._counted_at = rank
+
+    def _counts(self, rank: int | None) -> Counts:
         worker, recorder = self.worker, self._recorder
         failures = (
             recorder.counter(
@@ -189,9 +210,9 @@ class Feed:
             )
             for reason in _FRAME_FAILURES
         )
-        if self.rank is None:
+        if rank is None:
             return Counts(*(Counter(lambda _: None) for _ in range(4)), *failures)
-        labels = worker.labels(self.rank)
+        labels = worker.labels(rank)
         return Counts(
             recorder.counter(semconv.EVENT_BATCHES_LOST, labels),
             recorder.counter(semconv.EVENT_BATCHES_RECOVERED, labels),

@@ -151,7 +151,7 @@ class Subscription:
             stream = feed.stream
             if stream.due <= now:
                 with self.said("its stream"):
-                    stream.tick(now)
+                    feed.tick(now)
                 due = min(due, max(stream.due, now + DUE_SECONDS))
             else:
                 due = min(due, stream.due)
