@@ -115,7 +115,7 @@ def _allow_many_sockets() -> None:
 
 
 def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
-    from kvcache_otel.cli.watch_view import view
+    from kvcache_otel.cli.watch_view import is_drawn, view
     from kvcache_otel.events.index import BlockIndex, series
     from kvcache_otel.events.watch import Watch
     from kvcache_otel.export.provider import needs_replay, start
@@ -134,7 +134,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     discovery.start()
     lasting = options.seconds or (5.0 if options.once else None)
     end = float("inf") if lasting is None else time.monotonic() + lasting
-    every = options.every or (LIVE_SECONDS if sys.stdout.isatty() else LINES_SECONDS)
+    every = options.every or (LIVE_SECONDS if is_drawn() else LINES_SECONDS)
     known: tuple[Source, ...] | None = None
     next_view = time.monotonic() + every
     reached = True
