@@ -225,6 +225,28 @@ def test_a_reader_who_does_not_read_holds_nothing_up(publisher: FakePublisher, t
         os.close(reading)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a pipe's size can be set on Linux alone")
+def test_a_log_that_nobody_reads_holds_nothing_up(publisher: FakePublisher) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096) - 1))
+    process = subprocess.Popen(
+        [*PROGRAM, "watch", "--every", "0.1", f"a={publisher.endpoint}"], env=environ(), stdout=writing, stderr=writing
+    )
+    os.close(writing)
+    try:
+        subscribed(publisher)
+        publisher.publish(stored([1, 2, 3]))
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        log = os.read(reading, 65536)
+        assert b"released" not in log
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
+
+
 class Terminal:
     """A watch in a terminal of its own, and what it has written there.
 

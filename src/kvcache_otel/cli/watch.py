@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.ending import Stop, seconds
+from kvcache_otel.cli.watch_output import Log
 from kvcache_otel.export.settings import Settings
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"kvcache-otel watch: {error}: pip install 'kvcache-otel[watch]'", file=sys.stderr)
         return 2
     del msgspec, zmq
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=_handlers())
     from kvcache_otel.events.discovery import Discovery
     from kvcache_otel.events.source import SourceError, parse
 
@@ -103,6 +104,14 @@ def run(options: argparse.Namespace) -> int:
     if not discovery.found and discovery.problems and not any(source.is_many for source in given):
         return 2  # It has said why. What is not there when it starts is more likely wrong than late.
     return _watch(options, discovery)
+
+
+def _handlers() -> list[logging.Handler] | None:
+    """Returns what the log goes to; None for standard error as it is: a terminal's table is drawn around it."""
+    try:
+        return None if sys.stderr.isatty() else [Log()]
+    except (OSError, AttributeError):  # There is none, or no file behind it.
+        return None
 
 
 def _allow_many_sockets() -> None:
@@ -157,6 +166,8 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
             exporter.stop(1.0)
         watch.close()
     if options.once and not (reached or stop.asked):
+        for handler in logging.getLogger().handlers:
+            handler.flush()
         print("kvcache-otel watch: no source was connected", file=sys.stderr)
         return 1
     return 0

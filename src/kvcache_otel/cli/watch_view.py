@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from kvcache_otel import semconv
 from kvcache_otel.cli.live import live
 from kvcache_otel.cli.watch_fit import fit, shortened
-from kvcache_otel.cli.watch_output import Output
+from kvcache_otel.cli.watch_output import LAST_SECONDS, Output
 from kvcache_otel.events.worker import OTHER
 from kvcache_otel.semconv import Tier
 
@@ -53,9 +53,6 @@ _EXPENDABLE = (
 """Columns that are left out where a terminal has no room for all, the least needed first."""
 
 _LEFT = ("worker", "engine", "state")
-
-LAST_SECONDS = 0.5
-"""How long the last lines wait for a reader."""
 
 NOTHING = "-"
 """In place of a number that there is none of."""
