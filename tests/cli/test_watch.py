@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -11,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import zmq
 
 from kvcache_otel.cli import command, watch_view
+from kvcache_otel.cli.watch_fit import SHORTEST_NAME, fit, shortened
 from kvcache_otel.events.counts import CELLS
 from kvcache_otel.events.index import BlockIndex, series
 from kvcache_otel.events.watch import Watch
@@ -188,50 +190,172 @@ def test_a_reader_who_has_read_enough_ends_it(publisher: FakePublisher) -> None:
     process.stdout.close()
     assert process.wait(20) == 1
     assert process.stderr is not None
-    assert "Traceback" not in process.stderr.read()
+    err = process.stderr.read()
+    assert "Traceback" not in err
+    assert "whoever read the lines of watch is gone" in err
     process.stderr.close()
 
 
-def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*PROGRAM, "watch", "--every", "0.1", f"[b]a[/b]={publisher.endpoint}", f"x=tcp://127.0.0.1:{free_port()}"],
-        env=environ(),
-        stdout=theirs,
-        stderr=theirs,
-        stdin=subprocess.DEVNULL,
-    )
-    os.close(theirs)
-    screen = ""
+@pytest.mark.skipif(sys.platform != "linux", reason="a pipe's size can be set on Linux alone")
+def test_a_reader_who_does_not_read_holds_nothing_up(publisher: FakePublisher, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    reading, writing = os.pipe()
+    os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096) - 1))
+    with log.open("w") as err:
+        process = subprocess.Popen(
+            [*PROGRAM, "watch", "--every", "0.01", f"a={publisher.endpoint}"], env=environ(), stdout=writing, stderr=err
+        )
+    os.close(writing)
+    try:
+        subscribed(publisher)
+        wait_until(lambda: "nobody reads the lines of watch" in log.read_text())
+        assert len(re.findall("nobody reads", log.read_text())) == 1
+        publisher.publish(stored([1, 2, 3]))
+        publisher.close()
+        wait_until(lambda: "'a' is disconnected" in log.read_text())
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert time.monotonic() - began < 3
+        assert "Traceback" not in log.read_text()
+        assert "released, with 3 blocks" in log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
 
-    def shown(pattern: str) -> bool:
-        nonlocal screen
-        while select.select([ours], [], [], 0.05)[0]:
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a pipe's size can be set on Linux alone")
+def test_a_log_that_nobody_reads_holds_nothing_up(publisher: FakePublisher) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096) - 1))
+    process = subprocess.Popen(
+        [*PROGRAM, "watch", "--every", "0.1", f"a={publisher.endpoint}"], env=environ(), stdout=writing, stderr=writing
+    )
+    os.close(writing)
+    try:
+        subscribed(publisher)
+        publisher.publish(stored([1, 2, 3]))
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        log = os.read(reading, 65536)
+        assert b"released" not in log
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
+
+
+class Terminal:
+    """A watch in a terminal of its own, and what it has written there.
+
+    Attributes:
+        process: The process.
+        screen: All that it has written, without colours.
+    """
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [*PROGRAM, "watch", *arguments],
+            env=environ(**variables),
+            stdout=theirs,
+            stderr=theirs,
+            stdin=subprocess.DEVNULL,
+        )
+        os.close(theirs)
+        self.screen = ""
+
+    def shown(self, pattern: str) -> bool:
+        while select.select([self._ours], [], [], 0.05)[0]:
             try:
-                more = os.read(ours, 65536)
+                more = os.read(self._ours, 65536)
             except OSError:  # The other side is closed.
                 break
             if not more:
                 break
-            screen += more.decode(errors="replace")
-        return re.search(pattern, COLOURS.sub("", screen)) is not None
+            self.screen = COLOURS.sub("", self.screen + more.decode(errors="replace"))
+        return re.search(pattern, self.screen) is not None
 
-    try:
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
+    arguments = "--every", "0.1", f"[b]a[/b]={publisher.endpoint}", f"x=tcp://127.0.0.1:{free_port()}"
+    with closing(Terminal(*arguments)) as it:
         subscribed(publisher)
-        wait_until(lambda: shown(r"worker +rank +device"))
+        wait_until(lambda: it.shown(r"worker +rank +device"))
         publisher.publish(stored(list(range(1234))))
-        wait_until(lambda: shown(r"\[b\]a\S* +0 +vllm +- +1,234 "))
-        wait_until(lambda: shown(r"WARNING kvcache: source 'x' cannot be reached at tcp://127\.0\.0\.1:\d+; it is"))
-        process.send_signal(signal.SIGTERM)
-        wait_until(lambda: shown(r"\x1b\[\?25h") and process.poll() is not None)
-        assert process.returncode == 0
-        assert "Traceback" not in screen
+        wait_until(lambda: it.shown(r"\[b\]a\S* +0 +vllm +- +1,234 "))
+        wait_until(lambda: it.shown(r"WARNING kvcache: source 'x' cannot be reached at tcp://127\.0\.0\.1:\d+; it is"))
+        it.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: it.shown(r"\x1b\[\?25h") and it.process.poll() is not None)
+        assert it.process.returncode == 0
+        assert "Traceback" not in it.screen
+        assert "no room for" not in it.screen
         # The table is erased before something is logged, and drawn again below it.
-        assert re.search(r"\x1b\[2K[-0-9:, ]+WARNING kvcache: source 'x' ", COLOURS.sub("", screen))
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+        assert re.search(r"\x1b\[2K[-0-9:, ]+WARNING kvcache: source 'x' ", it.screen)
+
+
+def test_a_live_table_says_what_it_has_no_room_for(publisher: FakePublisher) -> None:
+    name = "inference-engine-of-a-pod-with-a-long-name-0"
+    with closing(Terminal("--every", "0.1", f"{name}={publisher.endpoint}", COLUMNS="80")) as it:
+        subscribed(publisher)
+        publisher.publish(stored(list(range(1234))), stored([1], "CPU"), stored([1], "DISK"))
+        wait_until(lambda: it.shown(r" 1,234 +1 .*\s+no room for: \S+"))
+        [*_, head] = re.findall(r"worker +rank.*", it.screen)
+        [*_, row] = re.findall(r"inference\S*….*", it.screen)
+        [*_, left_out] = re.findall(r"no room for: (.*)", it.screen)
+        columns = "worker rank engine state device host disk events lost recovered duplicate resets failures age"
+        assert {*head.split(), *left_out.strip().split(", ")} >= {*columns.split()} - {"state"}
+        assert {"worker", "rank", "device", "host", "lost", "failures"} <= {*head.split()}
+        assert max(len(head.rstrip()), len(row.rstrip()), len(left_out.rstrip()) + 13) <= 80
+        assert re.match(r"inference-\S*…\S*name-0 ", row)
+
+
+def test_a_dumb_terminal_gets_lines(publisher: FakePublisher) -> None:
+    with closing(Terminal("--every", "0.1", f"a={publisher.endpoint}", TERM="dumb")) as it:
+        subscribed(publisher)
+        publisher.publish(stored([1, 2]))
+        wait_until(lambda: it.shown(r"worker=a rank=0 engine=vllm device=2 events=1 "))
+        it.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: it.shown("released") and it.process.poll() is not None)
+        assert it.process.returncode == 0
+        assert "\x1b" not in it.screen
+
+
+@pytest.mark.parametrize("width", range(1, 120, 7))
+@pytest.mark.parametrize("name", [5, 40])
+def test_columns_that_fit(width: int, name: int) -> None:
+    widths = {"name": name, "a": 10, "b": 20, "c": 5, "d": 15}
+    found = fit(widths, "name", ["c", "b", "a"], width)
+    assert sorted([*found.columns, *found.left_out]) == sorted(widths)
+    assert found.columns == [column for column in widths if column in found.columns]
+    assert found.left_out == [column for column in widths if column in ["c", "b", "a"][: len(found.left_out)]]
+    taken = found.name + sum(widths[column] for column in found.columns if column != "name")
+    assert taken <= width or len(found.left_out) == 3
+    assert min(name, SHORTEST_NAME) <= found.name <= name
+    if found.left_out:  # None that had room.
+        last = ["c", "b", "a"][len(found.left_out) - 1]
+        assert taken - found.name + min(name, SHORTEST_NAME) + widths[last] > width
+    elif found.name < name:
+        assert taken == width
+
+
+@pytest.mark.parametrize("width", range(1, 14))
+def test_a_name_that_is_shortened(width: int) -> None:
+    short = shortened("abcdefghijkl", width)
+    assert len(short) == min(width, 12)
+    head, dots, tail = short.partition("…")
+    assert "abcdefghijkl".startswith(head)
+    assert "abcdefghijkl".endswith(tail)
+    assert bool(dots) is (width < 12)
+    assert not dots or len(head) - len(tail) in (0, 1)
+    assert shortened("ab" * 3, 5, lambda text: 2 * len(text)) == "a…"
 
 
 def test_what_publishers_choose_cannot_command_a_terminal() -> None:

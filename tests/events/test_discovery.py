@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvcache_otel.events import discovery as discovery_module
-from kvcache_otel.events.discovery import LARGEST_FILE, MOST_SOURCES, Discovery
+from kvcache_otel.events.discovery import LARGEST_FILE, MOST_SOURCES, UNSETTLED, Discovery
 from kvcache_otel.events.source import Source, parse
 from tests.support.processes import wait_until
 
@@ -124,6 +124,30 @@ def test_a_file_that_is_about_to_be_written_takes_nothing_away(file: Path) -> No
     assert discovery.found == sources(A, B, C)
 
 
+def test_a_file_with_the_time_in_it_is_taken_over(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text(A)
+    discovery = Discovery((), file)
+    for look in range(10):
+        file.write_text(f"# written at {look}\n{A}\n{B}\n")
+        discovery.look(names=False)
+        assert discovery.found == (sources(A, B) if look else sources(A))
+    assert caplog.messages == []
+
+
+def test_a_file_of_other_sources_at_every_look_is_said(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text(A)
+    discovery = Discovery((), file)
+    for look in range(10):
+        file.write_text(f"{A}\nb=tcp://10.0.0.2:{look + 1}\n")
+        discovery.look(names=False)
+        assert discovery.found == sources(A)
+        assert bool(discovery.problems) is (look >= UNSETTLED - 1)
+    assert caplog.messages == [f"kvcache: the sources in {str(file)!r} stay, since there are others at every look"]
+    discovery.look(names=False)
+    assert discovery.found == sources(A, "b=tcp://10.0.0.2:10")
+    assert discovery.problems == []
+
+
 def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_a_source(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + A.encode())
     assert Discovery((), file).found == sources(A)
@@ -172,7 +196,7 @@ def test_a_file_that_cannot_be_read_leaves_the_sources_as_they_were(
         discovery.look(names=False)
     assert discovery.found == sources(A)
     [said] = caplog.messages
-    assert said.startswith(f"kvcache: the sources in {str(file)!r} are as they were, since it cannot be read: ")
+    assert said.startswith(f"kvcache: the sources in {str(file)!r} stay, since it cannot be read: ")
     assert why in said
     assert discovery.problems == [said.removeprefix("kvcache: ")]
     if file.is_dir():
@@ -194,6 +218,7 @@ def test_a_file_that_cannot_be_read_at_first(
     discovery = Discovery(sources(C), file)
     assert discovery.found == sources(C)
     [said] = caplog.messages
+    assert said.startswith(f"kvcache: there are no sources in {str(file)!r}, since it cannot be read: ")
     assert why in said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -486,3 +487,41 @@ def test_numbers_that_make_no_sense_do_not_fill_the_log(driven: Driven, caplog: 
     lines = said(caplog, "started again") + said(caplog, "batches lost so far")
     assert len(lines) == 10
     assert len(said(caplog, "(no more of its batches for a minute)")) == 1
+
+
+_STORM = """
+import socket, struct, sys
+from kvcache_otel.events.source import parse
+from tests.events.fake_publisher import Driven
+
+driven, port = Driven(), int(sys.argv[1])
+driven.want(f"x=tcp://*:{port}")
+for _ in range(2000):
+    with socket.create_connection(("127.0.0.1", port), 10) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+with socket.create_connection(("127.0.0.1", port), 10) as client:
+    client.settimeout(5)
+    try:
+        print("greeted" if client.recv(1) else "hung up", flush=True)
+    except TimeoutError:
+        print("ZeroMQ waits for us", flush=True)
+driven.want()
+print("ended", flush=True)
+driven.close()
+"""
+
+
+def test_connections_that_come_and_go_while_nobody_looks_hold_nothing_up() -> None:
+    # In a process of its own: one that hangs there can only be killed.
+    process = subprocess.Popen(
+        [sys.executable, "-c", _STORM, str(free_port())],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        out = process.communicate(timeout=30)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out = process.communicate()[0]
+    assert (out.split("\n"), process.returncode) == (["greeted", "ended", ""], 0)

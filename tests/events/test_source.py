@@ -190,3 +190,9 @@ def test_whatever_it_is_there_is_a_source_or_one_line(text: str) -> None:
     if source.is_many:
         one = source.at("10.0.0.1")
         assert one.endpoint == f"tcp://10.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("written", ["a+b", "a%2Bb", "a%2bb"])
+def test_a_plus_is_a_plus(written: str) -> None:
+    assert parse(f"tcp://h:1?topic={written}&engine=vllm").topic == "a+b"
+    assert parse("tcp://h:1?topic=a%20b").topic == "a b"

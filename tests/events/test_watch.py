@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import socket
 import struct
 import subprocess
@@ -332,7 +333,7 @@ def test_what_was_published_before_is_replayed_though_the_publisher_is_idle(driv
 
 
 def test_a_replay_that_nobody_answers_ends_and_what_is_missing_is_lost(
-    driven: Driven, monkeypatch: pytest.MonkeyPatch
+    driven: Driven, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(driven.watch, "_clock", lambda: now[0])
@@ -349,6 +350,43 @@ def test_a_replay_that_nobody_answers_ends_and_what_is_missing_is_lost(
 
     driven.until(lost)
     assert driven.resident("w") == {(0, "device"): 2}
+    assert len(said(caplog, "'w': no answer from its replay at tcp://127.0.0.1:")) == 1
+
+
+def test_a_replay_that_we_do_not_wait_for_is_not_said_to_be_silent(
+    driven: Driven, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = driven.publisher(replay="new")
+    driven.want(f"w={publisher.endpoint}?replay={publisher.replay_port}")
+    driven.subscribed(publisher)
+    publisher.publish(stored([1]))
+    driven.until(lambda: driven.heard("w") == 1)
+    driven.publishers.remove(publisher)  # It answers nothing from now on.
+    one, two, three = (batch(stored([number])) for number in (2, 3, 4))
+    publisher.send(b"", frame(2), two)
+    [feed] = next(iter(driven.watch.subscriptions.values())).feeds.values()
+    asked: Any = feed
+    driven.until(lambda: asked._inlet is not None)
+    publisher.send(b"", frame(1), one)
+    driven.until(lambda: asked._inlet is None)
+    publisher.send(b"", frame(4), three)
+    driven.until(lambda: asked._inlet is not None)
+    driven.want()
+    publisher.close()
+    assert said(caplog, "no answer") == []
+
+
+def test_losses_have_a_row_though_nothing_could_be_read(driven: Driven) -> None:
+    publisher = driven.publisher(rank=3)
+    driven.want(f"w={publisher.endpoint}?engine=vllm")
+    driven.subscribed(publisher)
+    for number in (5, 9, 12):
+        publisher.send(b"", frame(number), b"\xc1")
+    driven.until(lambda: driven.batches("w") == {0: {"lost": 5}})
+    for number in (13, 15):
+        publisher.send(b"", frame(number), batch(stored([number]), rank=3))
+    driven.until(lambda: driven.batches("w") == {0: {"lost": 5}, 3: {"lost": 1}})
+    assert sum(driven.failures("w").values()) == 3
 
 
 # -- what is hostile ---------------------------------------------------------------------------------------------------
@@ -787,6 +825,27 @@ def test_200_sources(driven: Driven) -> None:
         assert driven.batches(f"w{worker}") == dict.fromkeys(range(4), ZERO)
     driven.want()
     assert workers(driven) == set()
+
+
+def test_sockets_are_not_what_bounds_sources(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    number = 500
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < 8 * number:
+        pytest.skip(f"a process may have {most} files at the most")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        texts = [f"w{n}=tcp://127.0.0.1:{n + 1}" for n in range(number - 1)]
+        publisher = driven.publisher()
+        driven.want(*texts, f"last={publisher.endpoint}?engine=vllm")
+        assert len(driven.watch.subscriptions) == number
+        assert said(caplog, "left out") == []
+        driven.subscribed(publisher)
+        publisher.publish(stored([1]))
+        driven.until(lambda: driven.agrees("last", publisher.expected))
+        driven.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def _files() -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.ending import Stop, seconds
+from kvcache_otel.cli.watch_output import Log
 from kvcache_otel.export.settings import Settings
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"kvcache-otel watch: {error}: pip install 'kvcache-otel[watch]'", file=sys.stderr)
         return 2
     del msgspec, zmq
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=_handlers())
     from kvcache_otel.events.discovery import Discovery
     from kvcache_otel.events.source import SourceError, parse
 
@@ -105,6 +106,14 @@ def run(options: argparse.Namespace) -> int:
     return _watch(options, discovery)
 
 
+def _handlers() -> list[logging.Handler] | None:
+    """Returns what the log goes to; None for standard error as it is: a terminal's table is drawn around it."""
+    try:
+        return None if sys.stderr.isatty() else [Log()]
+    except (OSError, AttributeError):  # There is none, or no file behind it.
+        return None
+
+
 def _allow_many_sockets() -> None:
     """Takes as many files as there may be: each source needs five, and a shell gives a process a thousand."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -115,7 +124,7 @@ def _allow_many_sockets() -> None:
 
 
 def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
-    from kvcache_otel.cli.watch_view import view
+    from kvcache_otel.cli.watch_view import is_drawn, view
     from kvcache_otel.events.index import BlockIndex, series
     from kvcache_otel.events.watch import Watch
     from kvcache_otel.export.provider import needs_replay, start
@@ -134,7 +143,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     discovery.start()
     lasting = options.seconds or (5.0 if options.once else None)
     end = float("inf") if lasting is None else time.monotonic() + lasting
-    every = options.every or (LIVE_SECONDS if sys.stdout.isatty() else LINES_SECONDS)
+    every = options.every or (LIVE_SECONDS if is_drawn() else LINES_SECONDS)
     known: tuple[Source, ...] | None = None
     next_view = time.monotonic() + every
     reached = True
@@ -157,6 +166,8 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
             exporter.stop(1.0)
         watch.close()
     if options.once and not (reached or stop.asked):
+        for handler in logging.getLogger().handlers:
+            handler.flush()
         print("kvcache-otel watch: no source was connected", file=sys.stderr)
         return 1
     return 0

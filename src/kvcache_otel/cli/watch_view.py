@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel import semconv
 from kvcache_otel.cli.live import live
+from kvcache_otel.cli.watch_fit import fit, shortened
+from kvcache_otel.cli.watch_output import LAST_SECONDS, Output
 from kvcache_otel.events.worker import OTHER
 from kvcache_otel.semconv import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions
 
     from kvcache_otel.events.watch import Watch
     from kvcache_otel.record.recorder import Recorder
@@ -29,6 +34,23 @@ _COUNTED: dict[str, MetricSpec] = {
 }
 
 _COLUMNS = ("worker", "rank", "engine", "state", *TIERS, *_COUNTED, "failures", "age")
+
+_EXPENDABLE = (
+    "duplicate",
+    "resets",
+    "recovered",
+    "engine",
+    Tier.UNKNOWN,
+    Tier.EXTERNAL,
+    Tier.DISK,
+    "age",
+    "events",
+    Tier.HOST,
+    "failures",
+    "lost",
+    "state",
+)
+"""Columns that are left out where a terminal has no room for all, the least needed first."""
 
 _LEFT = ("worker", "engine", "state")
 
@@ -153,6 +175,11 @@ def _plain(cell: str) -> str:
     return cell.removesuffix(" s") if cell.endswith(" s") else f'"{cell}"' if " " in cell else cell
 
 
+def is_drawn() -> bool:
+    """Returns whether there is a terminal in which a table can be drawn anew."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
 @contextmanager
 def view(recorder: Recorder, watch: Watch, *, once: bool) -> Generator[Show]:
     """Shows rows now and then: a live table in a terminal, lines in a pipe, one table at the end with `once`.
@@ -162,39 +189,60 @@ def view(recorder: Recorder, watch: Watch, *, once: bool) -> Generator[Show]:
         watch: Which workers there are.
         once: Whether only the last is wanted.
     """
-    if sys.stdout.isatty() and not once:
+    if is_drawn() and not once:
         with _live(recorder, watch) as show:
             yield show
         return
 
-    def show_plainly(*, last: bool) -> None:
-        if once and last:
-            print(table(rows(recorder, watch)), flush=True)
-        elif not once and (found := rows(recorder, watch)):
-            print(lines(found), flush=True)
+    if once:
 
-    yield show_plainly
+        def show_table(*, last: bool) -> None:
+            if last:
+                print(table(rows(recorder, watch)), flush=True)
+
+        yield show_table
+        return
+    output = Output()
+
+    def show_lines(*, last: bool) -> None:
+        if found := rows(recorder, watch):
+            output.put(lines(found))
+        if last:
+            output.end(LAST_SECONDS)
+
+    yield show_lines
 
 
 @contextmanager
 def _live(recorder: Recorder, watch: Watch) -> Generator[Show]:
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    def drawn() -> Table:
-        found = rows(recorder, watch)
-        places = _told(found)
-        drawing = Table(box=None, padding=(0, 1, 0, 0))
-        for place in places:
-            column = _COLUMNS[place]
-            # A name may be cut where there is no room, a number never.
-            width = 6 if column == "worker" else max(len(column), *(len(row.cells[place]) for row in found), 1)
-            drawing.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True, min_width=width)
-        for row in found:
-            drawing.add_row(*(Text(row.cells[place]) for place in places))  # Text: a name may look like markup.
-        return drawing
+    class Drawing:
+        """Rows, as they fit where they are drawn."""
 
-    with live(drawn) as redraw:
+        def __init__(self) -> None:
+            self._found = rows(recorder, watch)
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+            cells = {
+                _COLUMNS[place]: [_COLUMNS[place], *(row.cells[place] for row in self._found)]
+                for place in _told(self._found)
+            }
+            widths = {column: 1 + max(map(cell_len, lines)) for column, lines in cells.items()}
+            fitting = fit(widths, "worker", _EXPENDABLE, options.max_width)
+            drawing = Table(box=None, padding=(0, 1, 0, 0))
+            for column in fitting.columns:
+                drawing.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
+            cells["worker"] = [shortened(name, fitting.name - 1, cell_len) for name in cells["worker"]]
+            for line in list(zip(*(cells[column] for column in fitting.columns), strict=True))[1:]:
+                drawing.add_row(*map(Text, line))  # Text: a name may look like markup.
+            yield drawing
+            if fitting.left_out:
+                yield Text(f"no room for: {', '.join(fitting.left_out)}")
+
+    with live(Drawing) as redraw:
 
         def show(*, last: bool) -> None:
             redraw()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import threading
 from typing import TYPE_CHECKING
 
+from kvcache_otel.events.names import addresses
 from kvcache_otel.events.source import Source, SourceError, parse
 from kvcache_otel.record.labels import printable
 
@@ -26,6 +26,9 @@ NAMES_SECONDS = 30.0
 MOST_SOURCES = 4096
 """Sources in all; what exceeds them is left out, and said."""
 
+UNSETTLED = 5
+"""Looks that find other sources each time, after which that is said."""
+
 LARGEST_FILE = 4 * 2**20
 
 NAMED = 8
@@ -37,7 +40,7 @@ _COMMENT = re.compile(r"(^|\s)#.*")
 class Discovery:
     """Looks in a thread of its own, since a name server may take its time. What was found holds until the next look.
 
-    A file that has changed is taken over when two looks have found the same in it: it may be half written.
+    A file that has changed is taken over when two looks have found the same sources in it: it may be half written.
 
     What cannot be read is said once, and again when it says something else; the other sources stay.
 
@@ -65,11 +68,12 @@ class Discovery:
         self._given = tuple(given)
         self._file = file
         self._file_seconds, self._names_seconds = file_seconds, names_seconds
-        self._resolve = resolve or _addresses
+        self._resolve = resolve or addresses
         self._in_file: tuple[Source, ...] = ()
         self._hosts: dict[Source, tuple[str, ...]] = {}
         self._content: bytes | None = None  # Of the file, as it was taken over.
-        self._changed: bytes | None = None  # What the last look found instead.
+        self._changed: tuple[tuple[Source, ...], str] | None = None  # What the last look found instead,
+        self._changes = 0  # and how many before it have found something else each time.
         self._problems: dict[object, str] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvcache-otel-discovery", daemon=True)
@@ -145,15 +149,12 @@ class Discovery:
                 raise OSError(f"it is larger than {LARGEST_FILE} bytes")
             lines = content.decode("utf-8-sig", "surrogateescape").splitlines()  # Only that line is lost.
         except (OSError, ValueError) as error:
-            so = "there are none" if self._content is None else "are as they were"
-            self._say("file", f"the sources in {where!r} {so}, since it cannot be read: {printable(error)}")
+            what = f"there are no sources in {where!r}" if self._content is None else f"the sources in {where!r} stay"
+            self._say("file", f"{what}, since it cannot be read: {printable(error)}")
             return
         self._say("file", "")
         if content == self._content:
-            self._changed = None
-            return
-        if self._content is not None and content != self._changed:
-            self._changed = content
+            self._settled()
             return
         sources: dict[Source, None] = {}
         first, wrong = "", list[int]()
@@ -166,10 +167,19 @@ class Discovery:
             except SourceError as error:
                 first = first or f"line {number}: {error}"
                 wrong.append(number)
-        self._say("lines", f"{where!r}, {first}{_also(wrong[1:])}" if wrong else "")
+        problem = f"{where!r}, {first}{_also(wrong[1:])}" if wrong else ""
+        changed = tuple(sources), problem
+        before = self._in_file, self._problems.get("lines", "")
+        if self._content is not None and changed not in (before, self._changed):
+            self._changed = changed
+            self._changes += 1
+            if self._changes >= UNSETTLED:
+                self._say("settled", f"the sources in {where!r} stay, since there are others at every look")
+            return
+        self._settled()
+        self._say("lines", problem)
         self._say("none", "" if sources or wrong or self._given else f"there are no sources in {where!r}")
-        self._in_file = tuple(sources)
-        self._content, self._changed = content, None
+        self._in_file, self._content = tuple(sources), content
         known = set(self._many())
         self._hosts = {source: hosts for source, hosts in self._hosts.items() if source in known}
         self._problems = {
@@ -177,6 +187,10 @@ class Discovery:
             for about, problem in self._problems.items()
             if not isinstance(about, Source) or about in known
         }
+
+    def _settled(self) -> None:
+        self._changed, self._changes = None, 0
+        self._say("settled", "")
 
     def _resolved(self, source: Source, before: tuple[str, ...]) -> tuple[str, ...]:
         name, hosts = printable(source.name), before
@@ -198,8 +212,3 @@ def _also(lines: Sequence[int]) -> str:
     named = ", ".join(map(str, lines[:NAMED]))
     more = f" and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
     return f" (and lines {named}{more})" if lines else ""
-
-
-def _addresses(host: str, port: int) -> Iterable[str]:
-    for *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        yield str(address[0])

@@ -10,6 +10,7 @@ import zmq
 
 from kvcache_otel import semconv
 from kvcache_otel.events import frames
+from kvcache_otel.events.names import host_of
 from kvcache_otel.events.stream import Counts, Limits, Stream
 from kvcache_otel.events.worker import MORE
 from kvcache_otel.record.cells import Counter
@@ -53,12 +54,14 @@ class Feed:
         self._recorder = recorder
         self._replay = replay
         self._inlet: Inlet | None = None
+        self._request: int | None = None  # What it is to be asked as soon as it is known where it is.
         self.worker = worker
         self.rank: int | None = None
         self._ranks: set[int] = set()
-        # Rows name the rank, which the first batch will tell.
-        self.stream = Stream(self, self._counts(), replay=bool(replay), limits=limits)
+        self._counted_at: int | None = None  # Rows name the rank, which the first batch will tell.
+        self.stream = Stream(self, self._counts(None), replay=bool(replay), limits=limits)
         self._answering = self._replay_silent = False  # This time, and whether that was said.
+        self._waited = False  # Whether it is since its time is over that we hang up.
         self._lost_said, self._lost_next = 0.0, 0.0
         self._unsaid = tuple(zip(_FRAME_FAILURES, self.stream.counts[4:], strict=True))
 
@@ -72,13 +75,21 @@ class Feed:
             self._ranks.add(rank if rank in self.worker.ranks else MORE)
         if self.rank is None:
             self.rank = rank
-            before, self.stream.counts = self.stream.counts, self._counts()
-            for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
-                cell.add(provisional.value)
+            self._count_at(rank)
+
+    def tick(self, now: float) -> None:
+        """Does what is due in its stream."""
+        self._waited = True
+        try:
+            self.stream.tick(now)
+        finally:
+            self._waited = False
 
     def complain(self, now: float) -> None:
         """Says what the stream only counts: messages whose frames cannot be read, once, and losses now and then."""
         lost = self.stream.counts.lost.value
+        if lost and self._counted_at is None:  # Nothing has told the rank, and it may be that nothing ever will.
+            self._count_at(0)
         if lost > self._lost_said and now >= self._lost_next:
             self._lost_said, self._lost_next = lost, now + LOSS_SECONDS
             self._say(
@@ -108,14 +119,24 @@ class Feed:
         self.hang_up()
         with self._subscription.said("its replay"):
             self._inlet = inlet = self._subscription.open(zmq.DEALER, REPLAYED, REPLAYED_BYTES)
-            inlet.socket.connect(self._replay)
             inlet.start(self._subscription.register, self._subscription.said, self._answered)
             self._answering = False
-            inlet.socket.send_multipart(frames.request(start), zmq.DONTWAIT)
+            self._request = start
+            self._connect(inlet)
+
+    def _connect(self, inlet: Inlet) -> None:
+        """Sends what there is to ask, if it is known where; where that is the publisher's host, of its address."""
+        found = self._subscription.names.of(self._replay)
+        if self._request is None or not found:
+            return
+        ours = host_of(self._subscription.endpoint)
+        inlet.socket.connect(next((one for one in found if host_of(one) == ours), found[0]))
+        request, self._request = self._request, None
+        inlet.socket.send_multipart(frames.request(request), zmq.DONTWAIT)
 
     def hang_up(self) -> None:
         """Closes the socket that was opened for that."""
-        if self._close() and not (self._answering or self._replay_silent):
+        if self._close() and self._waited and not (self._answering or self._replay_silent):
             self._replay_silent = True
             _logger.warning(
                 "kvcache: source %r: no answer from its replay at %s; what is missed counts as lost",
@@ -124,8 +145,12 @@ class Feed:
             )
 
     def look(self, now: float) -> None:
-        """Looks whether its replay has sent more than may wait, and breaks it off then: it is silent from now on."""
+        """Asks what could not be asked yet.
+
+        Looks whether its replay has sent more than may wait, and breaks it off then: it is silent from now on."""
         inlet = self._inlet
+        if inlet is not None and self._request is not None:
+            self._connect(inlet)
         excess = None if inlet is None else inlet.look()
         if excess is not None:
             self._close()
@@ -140,7 +165,7 @@ class Feed:
             )
 
     def _close(self) -> bool:
-        inlet, self._inlet = self._inlet, None
+        inlet, self._inlet, self._request = self._inlet, None, None
         if inlet is not None:
             inlet.close()
         return inlet is not None
@@ -165,7 +190,19 @@ class Feed:
     def _say(self, text: str, *arguments: object) -> None:
         self._subscription.tell(logging.WARNING, time.monotonic(), text, *arguments, about="batches")
 
-    def _counts(self) -> Counts:
+    def _count_at(self, rank: int) -> None:
+        """Has rows of a rank say what becomes of batches. What others have said of them already stays there."""
+        if self._counted_at == rank:
+            return
+        before, self.stream.counts = self.stream.counts, self._counts(rank)
+        if self._counted_at is None:
+            for cell, provisional in zip(self.stream.counts[:4], before[:4], strict=True):
+                cell.add(provisional.value)
+        else:
+            self._lost_said = self.stream.counts.lost.value
+        self._counted_at = rank
+
+    def _counts(self, rank: int | None) -> Counts:
         worker, recorder = self.worker, self._recorder
         failures = (
             recorder.counter(
@@ -173,9 +210,9 @@ class Feed:
             )
             for reason in _FRAME_FAILURES
         )
-        if self.rank is None:
+        if rank is None:
             return Counts(*(Counter(lambda _: None) for _ in range(4)), *failures)
-        labels = worker.labels(self.rank)
+        labels = worker.labels(rank)
         return Counts(
             recorder.counter(semconv.EVENT_BATCHES_LOST, labels),
             recorder.counter(semconv.EVENT_BATCHES_RECOVERED, labels),

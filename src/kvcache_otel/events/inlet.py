@@ -7,6 +7,7 @@ been taken out, is what waits.
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,7 +40,9 @@ MOST_FRAMES = 1024
 
 _SKIPPED = 4096  # Frames that are thrown away in one turn.
 
-_EVENTS = 256  # Of connections, in one turn.
+_EVENTS = 4096  # Of connections, in one turn: more than come meanwhile, since what waits of them has no bound.
+
+_numbers = itertools.count()
 
 _SETTLED = 2**16  # Bytes too much in what waits that are not worth correcting.
 
@@ -110,7 +113,14 @@ class Inlet:
                 (zmq.TCP_KEEPALIVE_CNT, 3),
             ):
                 socket.setsockopt(option, value)
-            self._monitor = socket.get_monitor_socket(UP | DOWN | AGAIN | GREETED)
+            # By hand: as pyzmq makes it, it may be full. Then ZeroMQ's only thread waits for us to read it, and holds a
+            # lock while it does so that we wait for to end it. Without a bound it never waits.
+            address = f"inproc://monitor-{next(_numbers)}"
+            socket.monitor(address, UP | DOWN | AGAIN | GREETED)
+            self._monitor = monitor = context.socket(zmq.PAIR)
+            monitor.setsockopt(zmq.LINGER, 0)
+            monitor.setsockopt(zmq.RCVHWM, 0)
+            monitor.connect(address)
         except BaseException:
             self.close()
             raise
@@ -145,7 +155,7 @@ class Inlet:
                 self._register(socket, None)
         with suppress(zmq.ZMQError):
             self.socket.disable_monitor()
-        if self._monitor is not None:  # It is not closed with what it is about.
+        if self._monitor is not None:  # After that: ZeroMQ would wait for another to connect to it.
             self._monitor.close()
         self.socket.close()
 

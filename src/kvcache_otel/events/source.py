@@ -113,6 +113,7 @@ def parse(text: str) -> Source:
 
 
 def _options(text: str, query: str) -> dict[str, str]:
+    query = query.replace("+", "%2B")  # It is one, and not a blank, as it would be in a form.
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=16) if query else []
     except ValueError as error:

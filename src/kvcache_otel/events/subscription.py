@@ -12,6 +12,7 @@ from kvcache_otel import semconv
 from kvcache_otel.events import tcp
 from kvcache_otel.events.feed import BYTES_PER_ROUND, PER_ROUND, Feed
 from kvcache_otel.events.inlet import DOWN, GREETED, UP, Inlet
+from kvcache_otel.events.names import is_named
 from kvcache_otel.events.wire import LARGEST
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcache_otel.events.inlet import Excess, Register
+    from kvcache_otel.events.names import Names
     from kvcache_otel.events.source import Source
     from kvcache_otel.events.stream import Limits
     from kvcache_otel.events.worker import Worker
@@ -48,6 +50,9 @@ BROKEN_OFF_SECONDS, LONGEST_OFF_SECONDS = 1.0, 60.0
 """After which we connect again ourselves. Where it was ZeroMQ that broke off, since it could not read or would not take
 what came, it does not; where it was we, each time we wait twice as long."""
 
+NAMED_SECONDS, LONGEST_NAMED_SECONDS = 0.1, 5.0
+"""After which we look again what its host's name is, where that is not known or nobody is there; then twice as long."""
+
 DUE_SECONDS = 0.01
 """Between two times that one stream has something due, at the least: the loop must not spin."""
 
@@ -64,6 +69,8 @@ class Subscription:
 
     Attributes:
         source: Where to.
+        endpoint: The same, with an address in place of a name; empty as long as that is not known.
+        names: Knows what hosts are.
         connections: Publishers that are connected now.
         greeted: Whether one has ever been that speaks ZeroMQ.
         feeds: The publishers that have been heard, by topic.
@@ -78,6 +85,7 @@ class Subscription:
         worker: Callable[[Source, str], Worker],
         register: Register,
         limits: Limits,
+        names: Names,
     ) -> None:
         """Args:
         context: ZeroMQ's.
@@ -86,11 +94,14 @@ class Subscription:
         worker: Returns the worker of a source and one of its topics.
         register: Sees to it that a socket's function is called when something has come; None for no more.
         limits: How much each stream may let wait.
+        names: Knows what hosts are.
 
         Raises:
             zmq.ZMQError: There is no such endpoint.
         """
         self.source = source
+        self.endpoint = ""
+        self.names = names
         self.register = register
         self.connections = 0
         self.greeted = False
@@ -102,6 +113,8 @@ class Subscription:
         self._own: Worker | None = None
         self._broken_off = float("inf")  # When we connect again; infinite where ZeroMQ does so itself.
         self._resting = float("inf")  # The same, where it was we who broke off.
+        self._named_at = float("inf")  # When we look again what its host's name is.
+        self._named_rest = NAMED_SECONDS
         self._rest, self._rested = BROKEN_OFF_SECONDS, 0.0
         self._lines: dict[str, tuple[int, float]] = {}  # What was said of late, and until when that is.
         self._silent_until = float("inf")  # When it is said that nothing has come; infinite once something has.
@@ -130,12 +143,15 @@ class Subscription:
             self._silent_until = float("inf")
             with self.said("its silence"):
                 self._silent(now)
-        due = min(self._broken_off, self._resting, self._silent_until)
+        if self._named_at <= now:
+            with self.said("its name"):
+                self._look_up(now)
+        due = min(self._broken_off, self._resting, self._silent_until, self._named_at)
         for feed in self.feeds.values():
             stream = feed.stream
             if stream.due <= now:
                 with self.said("its stream"):
-                    stream.tick(now)
+                    feed.tick(now)
                 due = min(due, max(stream.due, now + DUE_SECONDS))
             else:
                 due = min(due, stream.due)
@@ -273,13 +289,43 @@ class Subscription:
             inlet.socket.setsockopt(zmq.SUBSCRIBE, self._wanted)
             if self.source.binds:
                 inlet.socket.bind(self.source.endpoint)
+            elif not (found := self.names.of(self.source.endpoint)):
+                self.endpoint, self._named_at = "", 0.0
             else:
-                inlet.socket.connect(self.source.endpoint)
+                self.endpoint = self.endpoint if self.endpoint in found else found[0]
+                inlet.socket.connect(self.endpoint)
         except BaseException:
             inlet.close()
             raise
         inlet.start(self.register, self.said, self._receive, self._changed)
         return inlet
+
+    def _look_up(self, now: float) -> None:
+        """Connects as soon as it is known where; where nobody is, to where its name leads now, one after another."""
+        self._named_at = float("inf")
+        if self.connections or self._resting != float("inf"):
+            return
+        found = self.names.of(self.source.endpoint)
+        if not self.endpoint and found:
+            self.endpoint, self._unreachable, self._named_rest = found[0], False, NAMED_SECONDS
+            self._inlet.socket.connect(self.endpoint)
+        elif not found:
+            if (problem := self.names.problem(self.source.endpoint)) and not self._unreachable:
+                self._unreachable = True
+                text = "kvcache: source %r cannot be resolved: %s; it is tried again and again"
+                self.tell(logging.WARNING, now, text, printable(self.source.name), problem)
+            self._named_later(now)
+        elif found != (self.endpoint,) and not self._inlet.socket.poll(0):  # What has come is read before.
+            place = found.index(self.endpoint) + 1 if self.endpoint in found else 0
+            self._inlet.close()
+            self._resting = now + BROKEN_OFF_SECONDS  # If this fails.
+            self.endpoint = found[place % len(found)]
+            self._inlet = self._connected()
+            self._resting = float("inf")
+
+    def _named_later(self, now: float) -> None:
+        self._named_at = now + self._named_rest
+        self._named_rest = min(2 * self._named_rest, LONGEST_NAMED_SECONDS)
 
     def _changed(self, event: int, now: float) -> None:
         if event & GREETED:
@@ -290,11 +336,13 @@ class Subscription:
         if event & UP:
             self.connections += 1
             self._unreachable = False
+            self._named_rest = NAMED_SECONDS
             self._foreign = None
             if not self._probing and (self._wanted or not self._heard):
                 self._silent_until = now + SILENT_SECONDS
             self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
-        elif event & DOWN:
+            return
+        if event & DOWN:
             self.connections = max(self.connections - 1, 0)
             if not self.connections:
                 self._silent_until = float("inf")
@@ -308,7 +356,10 @@ class Subscription:
                 self.source.endpoint,
                 LARGEST // 2**20,
             )
-        elif not (self.connections or self._unreachable):
+            return
+        if self._named_at == float("inf") and is_named(self.source.endpoint):
+            self._named_later(now)
+        if not (self.connections or self._unreachable):
             self._unreachable = True
             self.tell(
                 logging.WARNING,

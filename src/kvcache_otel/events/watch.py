@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from kvcache_otel.events.names import Names
 from kvcache_otel.events.stream import Limits
 from kvcache_otel.events.subscription import LEAST_HELD, Subscription
 from kvcache_otel.record.labels import printable
@@ -53,16 +54,20 @@ class Watch:
         subscriptions: Those that there are now, by source.
     """
 
-    def __init__(self, index: BlockIndex, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, index: BlockIndex, *, clock: Callable[[], float] = time.monotonic, names: Names | None = None
+    ) -> None:
         """Args:
         index: Where the books are.
         clock: Tells the time, in seconds.
+        names: Knows what hosts are; None for what the system's resolver knows.
         """
         self.index = index
         self.subscriptions: dict[Source, Subscription] = {}
         self._clock = clock
+        self._names = names or Names()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._context.setsockopt(zmq.MAX_SOCKETS, 65_536)
+        self._context.set(zmq.MAX_SOCKETS, 65_536)  # Three for each source. Not `setsockopt`: that is of sockets.
         self._poller = zmq.Poller()
         self._readers: dict[zmq.Socket[bytes], Callable[[float], None]] = {}
         self._users: dict[str, int] = {}
@@ -157,7 +162,7 @@ class Watch:
         limits = Limits(silence=SILENCE, held_bytes=min(max(HELD_BYTES // of, LEAST_HELD), MOST_HELD))
         try:
             subscription = Subscription(
-                self._context, source, self.index.recorder, self._worker, self._register, limits
+                self._context, source, self.index.recorder, self._worker, self._register, limits, self._names
             )
         except Exception as error:
             if source not in self._refused:
