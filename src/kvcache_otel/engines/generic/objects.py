@@ -74,10 +74,10 @@ class StandIn:
         self._hooked = hooked
         self.before = attributes_of(owner).get(name, _NOTHING)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         owner = self._owner()
         if owner is None:
-            raise ReferenceError(f"the object whose method {self._name} was called is gone")
+            raise ReferenceError(f"the object whose method {self._name} was called is gone: keep a name for it")
         return self._hooked(owner, *args, **kwargs)
 
     @property
@@ -162,7 +162,7 @@ def find(owner: Any, name: str) -> Found | str:
 
 
 def _of_owner(function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(_: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(_: Any, /, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
     called.__name__ = getattr(function, "__name__", "called")

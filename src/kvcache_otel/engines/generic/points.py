@@ -76,7 +76,7 @@ def _body(rows: Rows, fact: Fact, parameters: Parameters) -> Callable[..., Any]:
 
 
 def _telling(tell: Tell, parameters: Parameters) -> Callable[..., None]:
-    def told(result: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+    def told(result: Any, owner: Any, /, *args: Any, **kwargs: Any) -> None:
         try:
             tell(result, Call(owner, parameters, args, kwargs))
         except BaseException as error:
@@ -86,7 +86,7 @@ def _telling(tell: Tell, parameters: Parameters) -> Callable[..., None]:
 
 
 def _beginning(begin: Begin, parameters: Parameters) -> Callable[..., Finish | None]:
-    def begun(owner: Any, *args: Any, **kwargs: Any) -> Finish | None:
+    def begun(owner: Any, /, *args: Any, **kwargs: Any) -> Finish | None:
         try:
             return begin(Call(owner, parameters, args, kwargs))
         except BaseException as error:
