@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import threading
+from decimal import Decimal
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -181,3 +184,142 @@ def test_an_object_whose_attributes_cannot_be_asked_for_is_refused(exported: Exp
     kind: Any = type("Odd", (Cache,), {"__dict__": property(_raise)})
     with pytest.raises(TypeError, match="Odd has no __dict__"):
         instrument(kind(), exported, {"work": EVICTED})
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"methods": {"work": []}}, ValueError, r"methods\['work'\]: there is no fact, as Backup"),
+        ({"tiers": {"device": ("kv", "kv")}}, ValueError, "the pools of the device tier: 'kv' is there twice"),
+        ({"deadline_s": math.nan}, ValueError, "deadline_s is nan, and must be a number of seconds"),
+        ({"deadline_s": "5"}, ValueError, "deadline_s is '5', and must be a number of seconds"),
+        ({"deadline_s": -5}, ValueError, "deadline_s is -5, and must be a number of seconds"),
+        ({"rank": kv.Rank(tp=2**70)}, TypeError, "rank= must be a Rank of numbers from 0 to"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_changed(
+    exported: Exported, options: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    owner = Cache()
+    given = {"tiers": TIERS, "methods": {"work": EVICTED}, "meter_provider": exported.provider, **options}
+    with pytest.raises(kind, match=words):
+        kv.instrument_controller(owner, **given)
+    assert vars(owner) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"cache": None}, TypeError, "cache= must be a name, and not None"),
+        ({"pools": ("kv", "kv")}, ValueError, "pools=: 'kv' is there twice"),
+    ],
+)
+def test_transfers_that_make_no_sense_are_refused(
+    exported: Exported, options: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    given = {"cache": "Own", "meter_provider": exported.provider, **options}
+    with pytest.raises(kind, match=words):
+        kv.transfers("device", "host", **given)
+
+
+class Real:
+    """A number that is none of Python's, as numpy's float32."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __float__(self) -> float:
+        return float(self.number)
+
+
+class Integer(Real):
+    """The same, as numpy's int64."""
+
+    def __index__(self) -> int:
+        return int(self.number)
+
+
+@pytest.mark.parametrize(
+    "number", [Integer(5), Real(5), Fraction(5), Decimal(5)], ids=lambda number: type(number).__name__
+)
+def test_a_gauge_may_be_a_number_of_whatever_kind(exported: Exported, number: Any) -> None:
+    owner = Cache()
+    gauges = kv.Gauges(block_size={"device": number})
+    kv.instrument_controller(owner, tiers=TIERS, methods={}, gauges=gauges, meter_provider=exported.provider)
+    assert exported.rows.value(semconv.BLOCK_SIZE, tier="device") == 5
+
+
+@pytest.mark.parametrize(
+    "number",
+    [True, None, 1j, b"1", Integer(-1), Real(float("nan")), Integer(2**63)],
+    ids=lambda number: type(number).__name__,
+)
+def test_a_gauge_that_is_no_number_is_refused(exported: Exported, number: Any) -> None:
+    gauges = kv.Gauges(block_size={"device": number})
+    with pytest.raises((TypeError, ValueError), match=r"block size of device: .* is no "):
+        kv.instrument_controller(Cache(), tiers=TIERS, methods={}, gauges=gauges, meter_provider=exported.provider)
+
+
+# -- iterators ---------------------------------------------------------------------------------------------------------
+
+
+class Stored:
+    def __init__(self) -> None:
+        self.block_hashes, self.medium = [1], "GPU"
+
+
+Stored.__name__ = "BlockStored"
+
+
+class Iterating:
+    """One that returns what can be gone through once."""
+
+    def launch(self, job: int) -> int:
+        return job
+
+    def poll(self, kind: str) -> Any:
+        return {"map": map(int, [1]), "filter": filter(None, [1]), "generator": (n for n in [1]), "list": [1]}[kind]
+
+    def publish(self, kind: str) -> Any:
+        return {"map": map(id, []), "generator": (n for n in [Stored()]), "list": [Stored()]}[kind]
+
+
+ITERATED = {
+    "launch": kv.Backup(tokens=1, bytes=1, key=lambda result, _: result),
+    "poll": kv.CopiesDone(source="device", destination="host"),
+    "publish": kv.Publication(events=lambda result, _: result),
+}
+
+
+@pytest.mark.parametrize("kind", ["map", "filter", "generator"])
+@pytest.mark.parametrize("keys", [None, lambda result, _: result, lambda result, _: map(int, result)])
+def test_an_iterator_of_keys_is_left_to_the_engine(
+    exported: Exported, lines: pytest.LogCaptureFixture, kind: str, keys: Any
+) -> None:
+    owner = Iterating()
+    done = kv.CopiesDone(source="device", destination="host", keys=keys)
+    instrument(owner, exported, {**ITERATED, "poll": done})
+    for _ in range(2):
+        assert list(owner.poll(kind)) == [1]
+    assert exported.rows.value(semconv.TELEMETRY_ERRORS, hook="poll") == 2
+    (said,) = lines.messages
+    assert f"a {kind} is gone through once, by the caller: not read" in said
+
+
+def test_an_iterator_that_a_reader_makes_is_read(exported: Exported) -> None:
+    owner = Iterating()
+    done = kv.CopiesDone(source="device", destination="host", keys=lambda result, _: map(int, result))
+    instrument(owner, exported, {**ITERATED, "poll": done})
+    owner.launch(1)
+    assert owner.poll("list") == [1]
+    assert exported.rows.value(semconv.TRANSFER_OPERATIONS, source="device", destination="host") == 1
+    assert exported.rows.total(semconv.TELEMETRY_ERRORS) == 0
+
+
+def test_an_iterator_of_events_is_left_to_the_engine(exported: Exported) -> None:
+    owner = Iterating()
+    instrument(owner, exported, ITERATED)
+    owner.publish("list")
+    assert exported.rows.value(semconv.RESIDENT_BLOCKS, tier="device", view="published") == 1
+    assert len(list(owner.publish("generator"))) == 1
+    assert exported.rows.value(semconv.TELEMETRY_ERRORS, hook="publish") == 1

@@ -93,17 +93,13 @@ def _check(owner: Any) -> None:
     if issubclass(_kind(owner), type):
         raise TypeError(f"{owner.__name__} is a class: instrument an object of it, after it was made")
     kind = type(owner).__name__
-    try:
-        attributes: Any = objects.attributes_of(owner)
-    except Exception:
-        attributes = None
-    if not isinstance(attributes, dict):
+    if not objects.has_attributes(owner):
         raise TypeError(f"{kind} has no __dict__: its objects take no attributes, so nothing can be wrapped on them")
     try:
         weakref.ref(owner)
     except TypeError:
         raise TypeError(f"{kind} cannot be referred to weakly: give it a __weakref__ slot") from None
-    carried: Any = attributes.get(objects.ANCHOR)
+    carried = objects.attributes_of(owner).get(objects.ANCHOR)
     if isinstance(carried, Instrumented) and carried.is_of(owner):
         raise ValueError(taken(owner))
 
@@ -128,6 +124,8 @@ def _facts(owner: Any, methods: Methods | None, usual: Mapping[str, Fact]) -> di
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"methods= has names of methods, and {printable(name)!r} is none")
         several = tuple(cast("list[Any]", given)) if isinstance(given, list | tuple) else (given,)
+        if not several and name not in marks:  # Where it is, this takes the mark away.
+            raise ValueError(f"methods[{name!r}]: there is no fact, as Backup(…) or Eviction(…) are")
         for fact in several:
             if not isinstance(fact, Fact):
                 raise TypeError(f"methods[{name!r}]: {printable(fact)!r} is no fact, as Backup(…) or Eviction(…) are")

@@ -124,6 +124,14 @@ def attributes_of(owner: object) -> dict[str, Any]:
     return owner.__dict__
 
 
+def has_attributes(owner: object) -> bool:
+    """Returns whether an object has attributes of its own."""
+    try:
+        return isinstance(owner.__dict__, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
+    except Exception:  # A property of somebody's, or none at all.
+        return False
+
+
 class Found(NamedTuple):
     """A method that can be wrapped.
 
