@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -258,6 +261,68 @@ def test_a_gauge_that_is_no_number_is_refused(exported: Exported, number: Any) -
     gauges = kv.Gauges(block_size={"device": number})
     with pytest.raises((TypeError, ValueError), match=r"block size of device: .* is no "):
         kv.instrument_controller(Cache(), tiers=TIERS, methods={}, gauges=gauges, meter_provider=exported.provider)
+
+
+# -- copies, and methods that were taken off ---------------------------------------------------------------------------
+
+
+def rebuilt(attributes: dict[str, Any]) -> Rebuilding:
+    made = object.__new__(Rebuilding)
+    made.__dict__.update(attributes)
+    return made
+
+
+class Rebuilding(Cache):
+    """One that pickles itself by a function."""
+
+    def __init__(self) -> None:
+        self.worked = 0
+
+    def work(self, count: int) -> int:
+        self.worked += count
+        return count
+
+    def __reduce__(self) -> Any:
+        return rebuilt, (dict(self.__dict__),)
+
+    def clone(self) -> Rebuilding:
+        return rebuilt(self.__dict__)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda owner: pickle.loads(pickle.dumps(owner))])
+def test_a_copy_that_a_function_makes_of_the_attributes_has_nothing_of_ours(exported: Exported, copied: Any) -> None:
+    owner = Rebuilding()
+    instrument(owner, exported, {"work": EVICTED})
+    other = copied(owner)
+    other.work(3)
+    assert vars(other) == {"worked": 3}
+    assert owner.worked == 0
+    assert exported.rows.total(semconv.EVICTION_TOKENS) == 0
+
+
+def test_what_the_page_says_of_attributes_that_are_copied_by_hand_is_so(exported: Exported) -> None:
+    owner = Rebuilding()
+    instrument(owner, exported, {"work": EVICTED})
+    clone = owner.clone()
+    assert set(vars(clone)) == {"worked", "work", "__reduce_ex__", "_kvcache_otel"}
+    clone.work(3)
+    assert (owner.worked, clone.worked) == (3, 0)
+
+
+def test_what_the_page_says_of_methods_that_are_taken_off_is_so(exported: Exported) -> None:
+    caches = [Rebuilding(), Rebuilding(), Rebuilding()]
+    handles = [instrument(cache, exported, {"work": EVICTED}) for cache in caches]
+    with pytest.raises(ReferenceError, match="the object whose method work was called is gone: keep a name for it"):
+        caches.pop(0).work(3)
+    cache = caches.pop(0)
+    assert cache.work(3) == 3
+    before = cache.work
+    handles[1].remove()
+    assert before != cache.work
+    assert before(3) == 3
+    assert not hasattr(caches[0].work, "__func__")
+    with pytest.raises(TypeError):
+        weakref.WeakMethod(caches[0].work)
 
 
 # -- iterators ---------------------------------------------------------------------------------------------------------
