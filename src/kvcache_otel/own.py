@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from kvcache_otel.engines.generic.rows import Pools
 
 
+# As the cells have it: what exporters cannot encode.
+_TOO_MUCH = 1 << 63
+
+
 def instrument_controller(
     controller: object,
     *,
@@ -152,7 +156,7 @@ def transfers(
         probe,
         source,
         destination,
-        pools=faults.several("pools=", pools),
+        pools=faults.names("pools=", pools),
         name=faults.text("name", name),
         timing=timing,
         queued=queued,
@@ -204,10 +208,11 @@ def _same(beside: Instrumented) -> tuple[Identity, Tiers]:
 
 
 def _identity(cache: str, rank: Rank | None) -> Identity:
-    faults.text("cache", cache)
+    if faults.text("cache", cache) is None:
+        raise TypeError("cache= must be a name, and not None")
     if rank is None:
         rank = Rank()
     numbers = (rank.tp, rank.pp, rank.dp) if isinstance(rank, Rank) else (None,)  # pyright: ignore
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise TypeError(f"rank= must be a Rank of numbers from 0, and not {printable(rank)}")
+    if not all(type(number) is int and 0 <= number < _TOO_MUCH for number in numbers):
+        raise TypeError(f"rank= must be a Rank of numbers from 0 to 2**63 - 1, and not {printable(rank)}")
     return Identity(Engine.CUSTOM, cache, rank)

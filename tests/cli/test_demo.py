@@ -543,7 +543,8 @@ def test_watch_follows_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ("--users 0", "argument --users: '0' is no number from 1 to 67108864"),
+        ("--users 0", "argument --users: '0' is no number from 1 to 65536"),
+        ("--users 67108864", "argument --users: '67108864' is no number from 1 to 65536"),
         ("--turns -1", "argument --turns: '-1' is no number from 1 to 67108864"),
         ("--prefix x", "argument --prefix: 'x' is no number from 0 to 67108864"),
         ("--device-tokens -5", "argument --device-tokens: '-5' is no number from 1 to 67108864"),
@@ -564,6 +565,14 @@ def test_watch_follows_it() -> None:
         ("--rate nan", "argument --rate: 'nan' is no number of steps a second, 0 or more"),
         ("--port 65536", "argument --port: '65536' is no port from 0 to 65535"),
         ("--policy never", "argument --policy: invalid choice: 'never'"),
+        (
+            "--publish tcp://127.0.0.1:99999",
+            "kvcache-otel demo: --publish tcp://127.0.0.1:99999: 99999 is no port from 0 to 65535",
+        ),
+        (
+            "--publish tcp://127.0.0.1:* --replay tcp://127.0.0.1:65536",
+            "--replay tcp://127.0.0.1:65536: 65536 is no port from 0 to 65535",
+        ),
         ("--publish nonsense", "kvcache-otel demo: --publish nonsense: Invalid argument"),
         ("--replay tcp://127.0.0.1:*", "kvcache-otel demo: --replay needs --publish"),
         ("--colour", "unrecognized arguments: --colour"),
@@ -608,6 +617,15 @@ def test_it_is_said_when_nothing_may_be_measured(kept: Kept, capsys: pytest.Capt
     os.environ["OTEL_SDK_DISABLED"] = "true"
     assert command.run(["demo"]) == 2
     assert capsys.readouterr() == ("", "kvcache-otel demo: nothing is exported: OTEL_SDK_DISABLED=true\n")
+
+
+def test_an_output_that_is_closed_is_not_missed() -> None:
+    command_line = [*PROGRAM, "demo", "--seconds", "0.3", "--port", "0"]
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command_line], env=environ(), stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    (line,) = ended.stderr.splitlines()
+    assert (ended.returncode, line.startswith("kvcache-otel demo: metrics at http://")) == (0, True)
 
 
 # -- what is not imported ----------------------------------------------------------------------------------------------

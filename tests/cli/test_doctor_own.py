@@ -236,6 +236,61 @@ def test_what_keeps_a_cache_from_being_measured_is_one_clear_line(
     assert "Traceback" not in said.out + said.err
 
 
+OTHERS = """
+import kvcache_otel as kv
+import shop
+
+cache = shop.make(cache="First")
+handle = kv.instrument_controller(shop.Controller(), tiers={"device": "kv"}, methods={}, cache="Gone")
+bare = shop.Controller()
+copies = kv.transfers("device", "host", cache="Copies")
+
+
+class Engine:
+    def __init__(self):
+        self.parts = {"caches": [shop.make(cache="Inner")]}
+
+
+engine = Engine()
+
+
+def make_bare():
+    return shop.Controller()
+
+
+def get():
+    return cache
+
+
+def make_another():
+    return shop.make(cache="Another")
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "caches"),
+    [
+        ("others", ["First", "Inner", "Gone", "Copies"]),
+        ("others:cache", ["First"]),
+        ("others:bare", []),
+        ("others:make_bare", []),
+        ("others:get", ["First"]),
+        ("others:engine", ["Inner"]),
+        ("others:make_another", ["Another"]),
+        ("others:copies", ["Copies"]),
+    ],
+)
+def test_only_what_was_asked_for_is_looked_at(run: Doctor, shop: Path, target: str, caches: list[str]) -> None:
+    (shop / "others.py").write_text(OTHERS)
+    importlib.invalidate_caches()
+    said = run(target)
+    lines = [line for line in said.out.splitlines() if line and not line.startswith(" ")]
+    titles = dict.fromkeys(line.split()[-1] for line in lines)
+    assert [title for title in titles if title in {"First", "Inner", "Gone", "Copies", "Another"}] == caches
+    assert said.status == (0 if caches else 1)
+    assert (f"nothing of {target} is instrumented" in said.words) is not bool(caches)
+
+
 def test_transfers_that_are_told_by_hand_are_noted(run: Doctor) -> None:
     said = run("shop:by_hand")
     assert said.status == 0

@@ -649,14 +649,24 @@ class UnspeakableError(Exception):
     __repr__ = __str__
 
 
+class PanickingError(UnspeakableError):
+    """One that panics when it is shown: what it raises then is no `Exception`."""
+
+    def __str__(self) -> str:
+        raise GeneratorExit
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("kind", [UnspeakableError, PanickingError])
 def test_exception_without_words_does_not_hurt(
-    hook_on: Callable[..., HookSet], seen: Seen, lines: pytest.LogCaptureFixture
+    hook_on: Callable[..., HookSet], seen: Seen, lines: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
-    seen.bodies["note"] = raising(UnspeakableError())
+    seen.bodies["note"] = raising(kind())
     (point,) = hook_on("function").points
     assert [core().function(number) for number in range(9)] == list(range(3, 12))
     assert (point.state, point.errors) == ("aside", STEP_ASIDE_AFTER)
-    assert point.why.endswith("last: UnspeakableError")
+    assert point.why.endswith(f"last: {kind.__name__}")
     assert len(lines.messages) == 1
 
 

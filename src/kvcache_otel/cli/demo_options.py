@@ -22,6 +22,9 @@ LIVE_SECONDS, LINES_SECONDS = 0.5, 10.0
 MOST = 2**26
 """No option takes a number that is higher: these are gigabytes."""
 
+_MOST = {"users": 2**16}
+"""Where less is enough: each of them takes part in each step."""
+
 _USUAL = {"users": 24, "prefix": 256, "device_tokens": 3072, "host_tokens": 6144, "disk_tokens": 16384}
 """Where it is not as the cache and the workload have it by themselves: every tier is needed, and a little too small."""
 
@@ -97,9 +100,11 @@ def in_options(error: str) -> str:
 
 
 def _add_number(parser: argparse._ArgumentGroup, name: str, what: str, kind: type, *, least: int) -> None:  # pyright: ignore[reportPrivateUsage]
+    most = _MOST.get(name, MOST)
+
     def number(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text[:20]) <= MOST):
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {MOST}")
+        if not (text.isascii() and text.isdigit() and least <= int(text[:20]) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most}")
         return int(text)
 
     usual: int = _USUAL[name] if name in _USUAL else getattr(kind, name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcache_otel.cli.foreign_code import quiet, try_import
@@ -12,11 +14,20 @@ from kvcache_otel.cli.report import EngineReport, HookReport, failure, note, ok,
 from kvcache_otel.engines.generic.handle import GAUGE, Instrumented, living, remove_all
 from kvcache_otel.export.provider import process_provider
 from kvcache_otel.instrumentation import instrumentation
+from kvcache_otel.record.probe import CacheProbe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from opentelemetry.metrics import MeterProvider
+
     from kvcache_otel.cli.report import Finding
+    from kvcache_otel.identity import Identity
+
+    Asked = tuple[Identity, MeterProvider | None]
+
+# Objects that a thing is made of, as far as they are looked at.
+_LOOKED_AT = 1_000_000
 
 
 class Examined(NamedTuple):
@@ -31,16 +42,30 @@ class Examined(NamedTuple):
     provided: bool
 
 
+class Before(NamedTuple):
+    """What there was before something was made.
+
+    Attributes:
+        handles: Objects that were instrumented.
+        asked: How many caches had been asked for.
+    """
+
+    handles: list[Instrumented]
+    asked: int
+
+
 class Made(NamedTuple):
     """What was made, for as long as somebody keeps it.
 
     Attributes:
         thing: What it is.
         problem: Why there is none; None where there is.
+        before: What there was before it was made; None where all that its module makes is meant.
     """
 
     thing: Any
     problem: Finding | None = None
+    before: Before | None = None
 
 
 def examine(target: str) -> Examined:
@@ -54,8 +79,8 @@ def examine(target: str) -> Examined:
         sys.path.insert(0, here)
     with quiet({}), instrumentation.rehearsal() as asked:
         try:
-            made = _make(target)
-            handles = living()
+            made = _make(target, asked)
+            handles, asked = _meant(made, asked)
             seen = {handle.identity for handle in handles}
             reports = [_report(handle) for handle in handles]
             alone = {identity: None for identity, _ in asked if identity not in seen}
@@ -74,7 +99,7 @@ def examine(target: str) -> Examined:
 # -- making it ---------------------------------------------------------------------------------------------------------
 
 
-def _make(target: str) -> Made:
+def _make(target: str, asked: Sequence[Asked]) -> Made:
     """Returns what a target names, or what it makes when it is called."""
     module, _, name = target.partition(":")
     if not all(part.isidentifier() for part in module.split(".")) or (":" in target and not name):
@@ -90,12 +115,15 @@ def _make(target: str) -> Made:
         return Made(None, failure(f"{module} has no {words(name)}", "name what makes the cache, or the cache itself"))
     except Exception as error:  # A module may have code of its own for that.
         return Made(None, failure(f"asking {module} for {words(name)} fails: {reason(error)}"))
-    if not name or not callable(thing) or any(handle.is_of(thing) for handle in living()):
+    if not name:
         return Made(thing)
-    return _call(thing, target)
+    before = Before(living(), len(asked))
+    if not callable(thing) or any(handle.is_of(thing) for handle in before.handles):
+        return Made(thing, None, before)
+    return _call(thing, target, before)
 
 
-def _call(maker: Any, target: str) -> Made:
+def _call(maker: Any, target: str, before: Before) -> Made:
     remedy = "name a function that takes none, makes the cache and returns it"
     try:
         inspect.signature(maker).bind()
@@ -112,7 +140,36 @@ def _call(maker: Any, target: str) -> Made:
     if inspect.iscoroutine(made):
         made.close()
         return Made(None, failure(f"{target} returns before the cache is made: it is a coroutine", remedy))
-    return Made(made)
+    return Made(made, None, before)
+
+
+# -- what of it was meant ----------------------------------------------------------------------------------------------
+
+
+def _meant(made: Made, asked: list[Asked]) -> tuple[list[Instrumented], list[Asked]]:
+    """Returns the handles and caches that were made then, or that the thing has; the module may have others."""
+    handles, before = living(), made.before
+    if before is None:
+        return handles, asked
+    has = _within(made.thing)
+    handles = [handle for handle in handles if handle in has or handle not in before.handles]
+    identities = {one.identity for one in (*handles, *has)}
+    return handles, [each for each in asked[: before.asked] if each[0] in identities] + asked[before.asked :]
+
+
+def _within(thing: Any) -> list[Instrumented | CacheProbe]:
+    """Returns the handles and probes that a thing refers to, however deep; not those of its class or its module."""
+    found: list[Instrumented | CacheProbe] = []
+    waiting, seen = [thing], {id(thing)}
+    while waiting and len(seen) < _LOOKED_AT:
+        one = waiting.pop()
+        if isinstance(one, Instrumented | CacheProbe):
+            found.append(one)
+        elif one is thing or not isinstance(one, type | ModuleType | FunctionType):
+            new = [each for each in gc.get_referents(one) if gc.is_tracked(each) and id(each) not in seen]
+            seen.update(map(id, new))
+            waiting += new
+    return found
 
 
 # -- what it means -----------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ REMEMBERED = 10_000
 # How long the thread waits for batches, before it looks whether somebody asks for a replay.
 _PATIENCE = 0.02
 
+_LAST_PORT = 65_535
+
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -54,10 +56,14 @@ class Publisher:
 
         Raises:
             ImportError: msgspec or pyzmq is not installed.
+            ValueError: There is no such port.
             zmq.ZMQError: Somebody else publishes there, or it is no endpoint.
         """
         import msgspec
         import zmq
+
+        for where in filter(None, (endpoint, replay_endpoint)):
+            _check_port(where)
 
         context: Any = zmq.Context()
         self._waiting: queue.Queue[list[Event] | None] = queue.Queue()
@@ -151,6 +157,14 @@ class Work:
             if number >= start:
                 socket.send_multipart([asker, b"", number.to_bytes(8, "big"), payload])
         socket.send_multipart([asker, b"", _END, b""])
+
+
+def _check_port(endpoint: str) -> None:
+    """Raises ValueError where a port is above all that there are: ZeroMQ would take another one."""
+    scheme, _, address = endpoint.partition("://")
+    port = address.rpartition(":")[2]
+    if scheme == "tcp" and port.isdecimal() and int(port[:20]) > _LAST_PORT:
+        raise ValueError(f"{port} is no port from 0 to {_LAST_PORT}")
 
 
 def _form(event: Event) -> list[Any]:

@@ -203,7 +203,7 @@ class HookPoint:
         self.state, self.why = "detached", "detached"
         self._owner = self._original = self._wrapper = self._function = None
 
-    def _careful(self, *args: Any, **kwargs: Any) -> Any:
+    def _careful(self, /, *args: Any, **kwargs: Any) -> Any:
         """The body's stand-in at the first call, and after a failure until it succeeds: the hot path need not ask."""
         reader = self._resolve(self.hook.body)
         result = reader(*args, **kwargs)
@@ -270,7 +270,9 @@ def _as_it_is(function: Any) -> Any:
 def _words(error: Exception) -> str:
     try:
         return repr(error)
-    except Exception:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:  # A repr of somebody's may raise whatever a reader may.
         return type(error).__name__
 
 

@@ -28,7 +28,9 @@ METHODS: dict[str, Any] = {
         bytes=lambda blocks, _: len(blocks) * PAGE * BYTES,
     ),
     "bring": kv.LoadBack(
-        tokens=lambda count, _: {"kv": count * PAGE}, bytes=lambda count, _: count * PAGE * BYTES, seconds=0.002
+        tokens=lambda count, _: {"kv": count * PAGE},
+        bytes=lambda count, _: count * PAGE * BYTES,
+        seconds=lambda *_: 0.002,
     ),
     "store": kv.Copy(
         source="host",

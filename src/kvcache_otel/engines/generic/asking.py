@@ -64,12 +64,7 @@ class Gauge:
             TypeError: One of them is no quantity.
             ValueError: One that is always so is negative, or no number.
         """
-        for quantity in quantities:
-            if not callable(quantity) and type(quantity) not in (int, float, str):
-                said = printable(quantity)
-                raise TypeError(f"{what}: {said!r} is no number, no name of an attribute and no callable")
-            if isinstance(quantity, int | float) and not 0 <= quantity < _TOO_MUCH:
-                raise ValueError(f"{what}: {quantity} is no quantity")
+        quantities = tuple(_checked(what, quantity) for quantity in quantities)
         self._probe = probe
         self._object = weakref.ref(owner)
         self.what = what
@@ -136,6 +131,22 @@ class Gauge:
         if min(values, default=0) >= 0 and (len(values) == 1 or balance(*values) >= 0):
             self._below = False
         return values
+
+
+def _checked(what: str, quantity: Any) -> Quantity:
+    """Returns a quantity, as a number of Python's where it is one of numpy's."""
+    if callable(quantity) or isinstance(quantity, str):
+        return quantity
+    said = printable(quantity)
+    if isinstance(quantity, bool) or not (hasattr(quantity, "__index__") or hasattr(quantity, "__float__")):
+        raise TypeError(f"{what}: {said!r} is no number, no name of an attribute and no callable")
+    try:
+        number = quantity if type(quantity) is int else _number(quantity)
+    except Exception:
+        number = -1
+    if not 0 <= number < _TOO_MUCH:
+        raise ValueError(f"{what}: {said} is no quantity")
+    return number
 
 
 def _number(value: Any) -> float:

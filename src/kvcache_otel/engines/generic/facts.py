@@ -6,8 +6,9 @@ all, the result is read by the attributes that `protocols.py` names, and None sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic import faults
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 # The readers of amounts, whichever fact has them.
 QUANTITIES = ("tokens", "bytes", "hit", "loaded", "fulfilled", "unfulfilled", "prompt", "served", "blocks", "times")
+
+# The readers of what differs from call to call: one value for all of them would be a mistake.
+READERS = ("when", "key", "keys", "seconds", "error", "requested")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,11 @@ class Fact:
             given = getattr(self, name, None)
             if given is not None and not callable(given):
                 faults.quantity(f"{type(self).__name__}: {name}", given)
+        for name in READERS:
+            given = getattr(self, name, None)
+            if given is not None and not callable(given):
+                said = printable(given)
+                raise TypeError(f"{type(self).__name__}: {name}= must be a callable of the call, and not {said!r}")
         missing = [name for name in self.REQUIRED if getattr(self, name) is None]
         if missing and len(missing) < len(self.REQUIRED):
             raise TypeError(
@@ -102,6 +111,21 @@ def reading(given: Any, attribute: str) -> Callable[[Any, Call], Any]:
 def optional(given: Any) -> Callable[[Any, Call], Any] | None:
     """Returns a reader as `reading` does; None where none was given."""
     return None if given is None else reading(given, "")
+
+
+def kept(read: Callable[[Any, Call], Any]) -> Callable[[Any, Call], Any]:
+    """Returns a reader of what is gone through, which refuses an iterator that the engine was to be given.
+
+    What is read of one is not there any more for whoever called the method.
+    """
+
+    def reader(result: Any, call: Call) -> Any:
+        found = read(result, call)
+        if isinstance(result, Iterator) and isinstance(found, Iterator):  # Another one that is made of it reads it.
+            raise TypeError(f"a {type(cast('Any', result)).__name__} is gone through once, by the caller: not read")
+        return found
+
+    return reader
 
 
 def caught(error: BaseException) -> BaseException:

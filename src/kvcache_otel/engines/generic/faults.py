@@ -41,6 +41,20 @@ def text(what: str, given: str | None) -> str | None:
     raise TypeError(f"{what} must be a name, and not {printable(given)!r}")
 
 
+def names(what: str, given: Any) -> tuple[Any, ...]:
+    """Returns what `several` does, where each is another.
+
+    Raises:
+        TypeError: It is neither one text nor several.
+        ValueError: One is there twice.
+    """
+    all_ = several(what, given)
+    twice = [name for number, name in enumerate(all_) if name in all_[:number]]
+    if twice:
+        raise ValueError(f"{what}: {printable(twice[0])!r} is there twice")
+    return all_
+
+
 def several(what: str, given: Any) -> tuple[Any, ...]:
     """Returns one text, or all of several, as a tuple.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,12 +152,15 @@ class Instrumented:
             facts: The facts of each method.
             gauges: What else it can be asked for.
             found: Each method, or why there is none.
+
+        Raises:
+            ValueError: Somebody else has instrumented the object meanwhile.
         """
         self._owner = weakref.ref(owner, self._ending())
+        self._claim(owner)
         self._rows = rows
         rows.keep()
         _living[id(self)] = self
-        objects.attributes_of(owner)[objects.ANCHOR] = self
         measured: list[Measured] = []
         missing: list[Missing] = []
         for name, several in facts.items():
@@ -179,6 +183,16 @@ class Instrumented:
         self.measured = (*measured, *(Measured(GAUGE, gauge.what) for gauge in living))
         self.missing = (*missing, *(Missing(GAUGE, what, why) for what, why in lacking))
 
+    def _claim(self, owner: Any) -> None:
+        """Takes the object, or raises ValueError: of several threads that want it one gets it, without a lock."""
+        attributes = objects.attributes_of(owner)
+        carried: Any = attributes.setdefault(objects.ANCHOR, self)
+        if carried is self:
+            return
+        if isinstance(carried, Instrumented) and carried.is_of(owner):
+            raise ValueError(taken(owner))
+        attributes[objects.ANCHOR] = self  # It came along with a copy.
+
     def _put(self, owner: Any, name: str, method: objects.Found, points: list[objects.ObjectPoint]) -> str:
         """Puts a method's stand-in in its place; returns why it is not used there, in words."""
         place = objects.Place(owner, name, method, points)
@@ -191,9 +205,10 @@ class Instrumented:
     def _ending(self) -> Callable[[object], None]:
         """Returns what is called when the object is gone, before what it refers to is let go."""
         this = weakref.ref(self)
+        ending = sys.is_finalizing  # By then the modules may be empty, and nobody reads any more.
 
         def gone(_: object) -> None:
-            if (alive := this()) is not None:
+            if (alive := this()) is not None and not ending():
                 alive._end()
 
         return gone
@@ -212,6 +227,11 @@ class Instrumented:
 
 def _nothing() -> None:
     """What the copy of an instrumentation is."""
+
+
+def taken(owner: object) -> str:
+    """Returns that an object is instrumented already, in words."""
+    return f"this {type(owner).__name__} is instrumented already: remove() what was returned then, first"
 
 
 def living() -> list[Instrumented]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcache_otel.engines.generic import faults, objects
 from kvcache_otel.engines.generic.facts import Fact
 from kvcache_otel.engines.generic.gauges import Gauges, make_gauges
-from kvcache_otel.engines.generic.handle import Instrumented, Missing
+from kvcache_otel.engines.generic.handle import Instrumented, Missing, taken
 from kvcache_otel.engines.generic.marks import marked
 from kvcache_otel.engines.generic.rows import Rows
 from kvcache_otel.record.labels import printable
@@ -90,10 +90,10 @@ def _rows(make_probe: Callable[[], CacheProbe | None], tiers: Tiers, deadline_s:
 
 
 def _check(owner: Any) -> None:
-    if isinstance(owner, type):
+    if issubclass(_kind(owner), type):
         raise TypeError(f"{owner.__name__} is a class: instrument an object of it, after it was made")
     kind = type(owner).__name__
-    if not isinstance(getattr(owner, "__dict__", None), dict):
+    if not objects.has_attributes(owner):
         raise TypeError(f"{kind} has no __dict__: its objects take no attributes, so nothing can be wrapped on them")
     try:
         weakref.ref(owner)
@@ -101,19 +101,31 @@ def _check(owner: Any) -> None:
         raise TypeError(f"{kind} cannot be referred to weakly: give it a __weakref__ slot") from None
     carried = objects.attributes_of(owner).get(objects.ANCHOR)
     if isinstance(carried, Instrumented) and carried.is_of(owner):
-        raise ValueError(f"this {kind} is instrumented already: remove() what was returned then, first")
+        raise ValueError(taken(owner))
+
+
+def _kind(owner: Any) -> type:
+    """Returns an object's class: what a proxy stands for, where it says that well."""
+    try:
+        kind: Any = owner.__class__
+    except Exception:
+        kind = None
+    return kind if isinstance(kind, type) else type(owner)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _facts(owner: Any, methods: Methods | None, usual: Mapping[str, Fact]) -> dict[str, tuple[Fact, ...]]:
+    marks = marked(_kind(owner))
     if methods is None:
-        chosen: dict[str, Any] = dict(marked(owner.__class__) or usual)
+        chosen: dict[str, Any] = dict(marks or usual)
     else:
-        chosen = {**marked(owner.__class__), **faults.mapping("methods", methods, '{"evict": Eviction(…)}')}
+        chosen = {**marks, **faults.mapping("methods", methods, '{"evict": Eviction(…)}')}
     facts: dict[str, tuple[Fact, ...]] = {}
     for name, given in chosen.items():
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"methods= has names of methods, and {printable(name)!r} is none")
         several = tuple(cast("list[Any]", given)) if isinstance(given, list | tuple) else (given,)
+        if not several and name not in marks:  # Where it is, this takes the mark away.
+            raise ValueError(f"methods[{name!r}]: there is no fact, as Backup(…) or Eviction(…) are")
         for fact in several:
             if not isinstance(fact, Fact):
                 raise TypeError(f"methods[{name!r}]: {printable(fact)!r} is no fact, as Backup(…) or Eviction(…) are")

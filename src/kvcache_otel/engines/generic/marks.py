@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.generic.facts import Fact
@@ -59,8 +60,17 @@ def marked(kind: type) -> dict[str, tuple[Fact, ...]]:
     for base in reversed(kind.__mro__):
         for name, defined in vars(base).items():
             # A static method may carry it, or its function.
-            for thing in (defined, getattr(defined, "__func__", None)):
-                facts = getattr(thing, "__dict__", {}).get(_MARK)
+            for thing in (defined, _asked(defined, "__func__")):
+                attributes = _asked(thing, "__dict__")
+                facts = attributes.get(_MARK) if isinstance(attributes, Mapping) else None  # pyright: ignore
                 if isinstance(facts, tuple):
                     found[name] = facts  # pyright: ignore[reportUnknownVariableType]
     return found
+
+
+def _asked(thing: Any, name: str) -> Any:
+    """Returns an attribute of whatever a class has, None where there is none, or asking for it fails."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:
+        return None

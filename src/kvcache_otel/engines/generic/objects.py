@@ -74,10 +74,10 @@ class StandIn:
         self._hooked = hooked
         self.before = attributes_of(owner).get(name, _NOTHING)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         owner = self._owner()
         if owner is None:
-            raise ReferenceError(f"the object whose method {self._name} was called is gone")
+            raise ReferenceError(f"the object whose method {self._name} was called is gone: keep a name for it")
         return self._hooked(owner, *args, **kwargs)
 
     @property
@@ -103,18 +103,25 @@ def reduce_plainly(owner: Any, protocol: Any) -> Any:
     kind: Any = type(owner)  # pyright: ignore[reportUnknownVariableType]
     reduced: Any = kind.__reduce_ex__(owner, protocol)
     parts = cast("tuple[Any, ...]", reduced) if isinstance(reduced, tuple) else ()
-    if len(parts) < 3:
+    if len(parts) < 2:
         return cast("object", reduced)
-    state = parts[2]
+    function, arguments, *rest = parts
+    if isinstance(arguments, tuple):  # Some hand their attributes to a function of their own.
+        arguments = tuple(map(_without_ours, cast("tuple[Any, ...]", arguments)))
+    if not rest:
+        return function, arguments
+    state = rest[0]
     if isinstance(state, tuple) and len(slots := cast("tuple[Any, ...]", state)) == 2:  # With slots, they come second.
         state = _without_ours(slots[0]), slots[1]
-    return *parts[:2], _without_ours(state), *parts[3:]
+    return function, arguments, _without_ours(state), *rest[1:]
 
 
 def _without_ours(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     attributes = cast("dict[str, Any]", state)
+    if not any(name == ANCHOR or isinstance(value, StandIn) for name, value in attributes.items()):
+        return attributes
     plain = {name: value.before if isinstance(value, StandIn) else value for name, value in attributes.items()}
     return {name: value for name, value in plain.items() if value is not _NOTHING and name != ANCHOR}
 
@@ -122,6 +129,14 @@ def _without_ours(state: Any) -> Any:
 def attributes_of(owner: object) -> dict[str, Any]:
     """Returns an object's own attributes, past whatever its class does when one is set."""
     return owner.__dict__
+
+
+def has_attributes(owner: object) -> bool:
+    """Returns whether an object has attributes of its own."""
+    try:
+        return isinstance(owner.__dict__, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
+    except Exception:  # A property of somebody's, or none at all.
+        return False
 
 
 class Found(NamedTuple):
@@ -162,7 +177,7 @@ def find(owner: Any, name: str) -> Found | str:
 
 
 def _of_owner(function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(_: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(_: Any, /, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
     called.__name__ = getattr(function, "__name__", "called")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic.call import Call, Parameters
-from kvcache_otel.engines.generic.facts import Fact, caught
+from kvcache_otel.engines.generic.copies import CopiesDone
+from kvcache_otel.engines.generic.facts import Fact, caught, kept
 from kvcache_otel.engines.generic.objects import Found, ObjectPoint
 from kvcache_otel.engines.hooks import Hook
 
@@ -72,12 +74,18 @@ def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
 
 def _body(rows: Rows, fact: Fact, parameters: Parameters) -> Callable[..., Any]:
     """Returns what reads a fact, as a hook calls it: with the object first among the arguments."""
+    if isinstance(fact, CopiesDone):
+        fact = replace(fact, keys=kept(fact.keys or _itself))
     begin = fact.begin(rows)
     return _telling(fact.tell(rows), parameters) if begin is None else _beginning(begin, parameters)
 
 
+def _itself(result: Any, _: Call) -> Any:
+    return result
+
+
 def _telling(tell: Tell, parameters: Parameters) -> Callable[..., None]:
-    def told(result: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+    def told(result: Any, owner: Any, /, *args: Any, **kwargs: Any) -> None:
         try:
             tell(result, Call(owner, parameters, args, kwargs))
         except BaseException as error:
@@ -87,7 +95,7 @@ def _telling(tell: Tell, parameters: Parameters) -> Callable[..., None]:
 
 
 def _beginning(begin: Begin, parameters: Parameters) -> Callable[..., Finish | None]:
-    def begun(owner: Any, *args: Any, **kwargs: Any) -> Finish | None:
+    def begun(owner: Any, /, *args: Any, **kwargs: Any) -> Finish | None:
         try:
             return begin(Call(owner, parameters, args, kwargs))
         except BaseException as error:

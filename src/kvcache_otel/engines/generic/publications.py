@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.engines.generic.facts import Fact
+from kvcache_otel.engines.generic.facts import Fact, kept
 from kvcache_otel.events.published import PublishedBooks
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Publication(Fact):
             rows.tiers.of(tier, "a publication")
         books = PublishedBooks(rows.probe, *tiers, copies=self.copies, clears_device_only=self.clears_device_only)
         rows.published.append(books)
-        happened, events = self.happened(), self.reader("events")
+        happened, events = self.happened(), kept(self.reader("events"))
 
         def published(result: Any, call: Call) -> None:
             if happened(result, call) and books in rows.published:

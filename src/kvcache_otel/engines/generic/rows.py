@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_INFINITY = float("inf")
+
 # Different things to be said of one cache.
 SAID = 16
 
@@ -56,7 +58,7 @@ class Tiers:
             declared(semconv.KVCACHE_TIER, tier)
             if tier == semconv.Tier.NONE:
                 raise ValueError("the tier 'none' is for what no tier served: it has no pools")
-            several = faults.several(f"the pools of the {tier} tier", pools)
+            several = faults.names(f"the pools of the {tier} tier", pools)
             if not several:
                 raise ValueError(f"the tier {tier!r} has no pool: name one, as 'kv'")
             self.pools[tier] = tuple(declared(semconv.KVCACHE_POOL, pool) for pool in several)
@@ -99,7 +101,12 @@ class Rows:
         probe: The cache's probe.
         tiers: Its tiers.
         deadline_s: How long a transfer may take until it is said that it does not end, in seconds.
+
+        Raises:
+            ValueError: That is no number of seconds.
         """
+        if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
+            raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
         self.probe = probe
         self.tiers = tiers
         self.deadline_s = deadline_s
