@@ -30,6 +30,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] # It was closed: then nobody wants to read.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     options = _parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # It may know ASCII alone.

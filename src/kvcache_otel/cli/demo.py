@@ -54,8 +54,6 @@ def add_to(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns its exit status: 0 if it ran until it was to end, 2 if it could not begin."""
-    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] # It was closed: then it only serves.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     logging.basicConfig(format="kvcache-otel demo: %(message)s", level=logging.WARNING)
     os.environ.update(_variables(os.environ, options.port))
     settings = Settings.from_environ(os.environ)
