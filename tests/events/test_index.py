@@ -200,8 +200,8 @@ def test_e14_cleared_is_every_tier_or_the_device_alone(engine: str, device_only:
     one.worker.receive(batch(stored([7]), rank=1))
     one.send(cleared)
     left = 2 if device_only else 0
-    tiers = {("w", 0, where): left for where in ("host", "disk", "unknown")}
-    assert one.all.resident == {("w", 0, "device"): 0, **tiers, ("w", 1, "device"): 1}
+    tiers = {("w", 0, where): left for where in ("host", "disk")}
+    assert one.all.resident == {("w", 0, "device"): 0, ("w", 0, "unknown"): 0, **tiers, ("w", 1, "device"): 1}
     assert one.errors == {}
 
 
@@ -626,7 +626,7 @@ class Recount:
 
     def cleared(self, rank: int, *, all_of_it: bool = False) -> None:
         for key in self.held:
-            if key[0] == rank and (all_of_it or not self.device_only or key[1] == "device"):
+            if key[0] == rank and (all_of_it or not self.device_only or key[1] in ("device", "untagged")):
                 self.held[key] = 0
 
     @property

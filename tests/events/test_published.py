@@ -281,8 +281,10 @@ def test_cleared_may_mean_the_device_alone(copies: bool) -> None:
     publisher = Publisher(copies=copies, clears_device_only=True)
     publisher.publish(BlockStored([7], "GPU"), BlockStored([7], "CPU"), BlockStored([8], None), AllBlocksCleared())
     assert publisher.resident == {"device": 0, "host": 1}
-    publisher.publish(BlockRemoved([7], "CPU"), BlockRemoved([8], None))
+    publisher.publish(BlockRemoved([7], "CPU"))
     assert publisher.errors == {}
+    publisher.publish(BlockRemoved([8], None))  # Of a release that names no medium: it was the device's.
+    assert publisher.errors == {"unknown_remove": 1}
 
 
 HASHES = (0, 1, -1, -2, -(2**63), 2**63, 2**63 + 1, 2**64 - 1, bytes(32), b"\x01" * 32, b"\x00" * 31 + b"\x01", b"1")

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kvcache_otel.record.cells import Level
 
 
+# Releases that name no medium have no other tier.
+_OF_THE_DEVICE = (EventMedium.DEVICE, EventMedium.UNTAGGED)
+
+
 class Ledger:
     """Blocks by medium. Those without a medium, or in one that is not known, have a book too: their removal contradicts
     nothing.
@@ -71,7 +75,7 @@ class Ledger:
     def cleared(self) -> None:
         """Takes out what "all blocks cleared" is about."""
         for medium, book in self.books.items():
-            if medium == EventMedium.DEVICE or not self.clears_device_only:
+            if medium in _OF_THE_DEVICE or not self.clears_device_only:
                 book.clear()
 
     def settle(self) -> None:
