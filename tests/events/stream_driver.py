@@ -28,7 +28,8 @@ class Driver:
     Attributes:
         now: The clock.
         runs: What was applied, anew after each reset.
-        asked: From where a replay is asked for; None while none is.
+        asked: The first batch that is missing, while a replay is asked for it; None while none is.
+        sent: What the latest request begins with: the one before, where that is known.
         requests: Where each one was asked from.
     """
 
@@ -37,6 +38,7 @@ class Driver:
         self.runs: list[list[bytes]] = [[]]
         self.asked: int | None = None
         self.requests: list[int] = []
+        self.sent: int | None = None
         self.counts = Counts(*(Counter(_refuse) for _ in Counts._fields))
         self.limits = limits
         self.stream = Stream(self, self.counts, replay=replay, limits=limits)
@@ -51,8 +53,11 @@ class Driver:
 
     def ask(self, start: int) -> None:
         assert self.asked is None, "asked twice"
-        self.asked = start
-        self.requests.append(start)
+        self.sent = start
+        self.asked = self.stream._asked
+        assert self.asked is not None
+        assert start in (self.asked, self.asked - 1)
+        self.requests.append(self.asked)
 
     def hang_up(self) -> None:
         assert self.asked is not None, "hung up twice"

@@ -349,6 +349,44 @@ def test_a_replay_of_another_sequence_swallows_nothing_live() -> None:
     assert driver.counted() == {"resets": 1}
 
 
+@pytest.mark.parametrize("old", [40, 200])
+@pytest.mark.parametrize("compared", [False, True])
+def test_a_publisher_that_starts_again_and_is_past_the_old_numbers(old: int, compared: bool) -> None:
+    """Nobody received it until then. Its replay tells the batch that we had last from that of the same number now."""
+    driver = Driver(replay=True)
+    driver.live(*range(old))
+    driver.live(old + 20, old + 21, run=1)
+    driver.wait()
+    assert (driver.asked, driver.sent) == (old, old - 1)
+    if compared:
+        driver.answer(old - 1, run=1)
+        assert driver.runs[1:] == [[]]
+        assert (driver.asked, driver.sent) == (0, 0)
+        driver.answer(*range(old + 22), run=1)
+        assert driver.runs[1:] == [[batch(number, 1) for number in range(old + 22)]]
+        assert driver.counted() == {"resets": 1}
+    else:
+        driver.answer(old - 1)
+        driver.answer(*range(old, old + 20))
+        assert driver.applied() == [*range(old + 22)]
+        assert driver.counted() == {"recovered": 20}
+
+
+def test_what_was_lost_last_is_not_compared() -> None:
+    driver = Driver(replay=True)
+    driver.live(0, 1, 3)
+    driver.wait()
+    driver.end()
+    driver.live(5)
+    driver.wait()
+    assert (driver.asked, driver.sent) == (4, 3)
+    driver.answer(4)
+    driver.live(8)
+    driver.wait()
+    driver.end()
+    assert driver.counted() == {"lost": 3, "recovered": 1}
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_publisher_that_starts_again_right_after_the_first_replay(first: int) -> None:
     driver = Driver(replay=True)

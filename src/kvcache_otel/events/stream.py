@@ -17,6 +17,9 @@ What numbers say. *Next* is the number that follows the last batch applied:
   numbers that mean nothing. If nothing comes at all for some seconds, those below next are a reset as well: so it looks
   when an engine starts again, says little, and falls silent.
 
+A replay is asked to begin with the batch that was applied last: where that is another batch now, the publisher has
+started again, and was past the old numbers before anybody received it.
+
 What a publisher sent before the first number that arrived live, at first or after a reset, is neither lost nor
 recovered. Where there is replay it is asked for all the same, and applied.
 """
@@ -392,7 +395,9 @@ class Stream:
         self._deadline = now + self._limits.silence
         if not again:
             self._last_call = now + self._limits.longest
-        self._consumer.ask(self._asked)
+        # With the last one that was applied: if that is another now, so are all before it.
+        known = bool(self._recent) and self._recent[-1] is not None
+        self._consumer.ask(self._asked - known)
 
     def _hang_up(self) -> None:
         self._asked = None
@@ -401,6 +406,8 @@ class Stream:
     def _recover(self, number: int, payload: bytes, now: float) -> None:
         """Takes a batch that is missing. One that did not come live yet either is left to come, once anything has."""
         if self._asked is None or number < self._asked:
+            if self._asked is not None and number == self._asked - 1 == self._next - 1:
+                self._compare(payload, now)
             return
         if not self._answered:
             self._answered = True
@@ -419,6 +426,14 @@ class Stream:
         self._go_on(now)
         if ahead:
             self._ahead = self._next
+
+    def _compare(self, payload: bytes, now: float) -> None:
+        """Takes the batch again that was applied last; if it is another, the publisher has started again meanwhile."""
+        if self._recent and self._recent[-1] not in (None, payload[:_BEGINNING]):
+            waiting: list[tuple[int, bytes]] = []
+            while self._held:
+                waiting.append((self._held.first, self._held.pop()))
+            self._restart(waiting, now)
 
     def _begin(self, number: int) -> None:
         """Takes the first answer's number: the publisher does not have anything below it any more."""
