@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -399,6 +400,26 @@ def test_a_file_of_sources_that_changes(context: zmq.Context[zmq.Socket[bytes]],
         it.out.clear()
         it.says("^worker=c")
         assert not [line for line in it.out[:-1] if line.startswith("worker=a")]
+        assert it.end(signal.SIGTERM) < 2
+
+
+def test_what_is_wrong_with_a_file_of_sources_is_counted(publisher: FakePublisher, tmp_path: Path) -> None:
+    file = tmp_path / "sources"
+    file.write_text(f"a={publisher.endpoint}\nwrong\n")
+    variables = {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": "0"}
+
+    def complaints() -> float:
+        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        [found] = re.findall(r'^kvcache_telemetry_errors_total{.*hook="watch.sources".*} (\S+)$', text, re.MULTILINE)
+        return float(found)
+
+    with watching("--sources", str(file), **variables) as it:
+        port = it.says(r"Prometheus at http://\S+:(\d+)")[1]
+        subscribed(publisher)
+        wait_until(lambda: complaints() == 1)
+        file.write_text(f"a={publisher.endpoint}\nwrong\nb=tcp://\n")
+        wait_until(lambda: complaints() == 2)
         assert it.end(signal.SIGTERM) < 2
 
 

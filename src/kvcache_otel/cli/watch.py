@@ -130,7 +130,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     from kvcache_otel.export.provider import needs_replay, start
     from kvcache_otel.identity import Identity
     from kvcache_otel.record.recorder import Recorder
-    from kvcache_otel.semconv import Engine
+    from kvcache_otel.semconv import KVCACHE_TELEMETRY_HOOK, TELEMETRY_ERRORS, Engine
 
     stop = Stop()
     _allow_many_sockets()
@@ -139,6 +139,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
         Identity(Engine.CUSTOM, BlockIndex.__name__), replay=needs_replay(settings), series_limit=series(OWNERS)
     )
     exporter = start(recorder, settings)
+    complaints = recorder.counter(TELEMETRY_ERRORS, {KVCACHE_TELEMETRY_HOOK: "watch.sources"})
     watch = Watch(BlockIndex(recorder))
     discovery.start()
     lasting = options.seconds or (5.0 if options.once else None)
@@ -154,6 +155,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
                 if found is not known:
                     known = found
                     watch.want(found)
+                complaints.add(discovery.complaints - complaints.value)
                 watch.poll(min(ROUND_SECONDS, end - now))
                 if time.monotonic() >= next_view:
                     show(last=False)

@@ -47,6 +47,7 @@ class Discovery:
     Attributes:
         found: The sources that there are. Before `start` none of them is from a name that is to be resolved.
         problems: What is wrong now, in words.
+        complaints: How often something was said to be.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Discovery:
         self._changed: tuple[tuple[Source, ...], str] | None = None  # What the last look found instead,
         self._changes = 0  # and how many before it have found something else each time.
         self._problems: dict[object, str] = {}
+        self.complaints = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvcache-otel-discovery", daemon=True)
         self.found: tuple[Source, ...] = ()
@@ -204,6 +206,7 @@ class Discovery:
 
     def _say(self, what: object, problem: str) -> None:
         if problem and self._problems.get(what) != problem:
+            self.complaints += 1
             _logger.warning("kvcache: %s", problem)
         self._problems[what] = problem
 
