@@ -124,13 +124,13 @@ def test_whoever_does_it_again_and_again_is_connected_to_less_and_less(
     monkeypatch.setattr(subscription_module, "BROKEN_OFF_SECONDS", 0.1)
     monkeypatch.setattr(subscription_module, "LONGEST_OFF_SECONDS", 0.4)
     sent, times = Sent(), list[float]()
-    serve = endless(sent, MIB, 40)  # Twice what may wait: how fast it is noticed is not the matter here.
+    serve = endless(sent, MIB, 1000)
 
     def timed(client: socket.socket) -> None:
         times.append(time.monotonic())
         serve(client)
 
-    with tcp_server(timed) as port, grown(500 * MIB):
+    with tcp_server(timed) as port:
         driven.want(f"bad=tcp://127.0.0.1:{port}")
         driven.until(lambda: driven.failures("bad").get("frame_count", 0) >= 5, 60)
     waits = [line.rpartition("again in ")[2].split(" ")[0] for line in said(caplog, "'bad' is broken off")]
