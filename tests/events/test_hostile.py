@@ -313,7 +313,7 @@ def test_answers_that_are_too_long_together_are_broken_off(
 
     def serve(client: socket.socket) -> None:
         greet(client, b"ROUTER")
-        sent.all_of(client, message(b"", frame(0), bytes(4 * MIB)), 500)
+        sent.all_of(client, message(b"", frame(2**40), bytes(4 * MIB)), 500)
 
     with _replayed(driven, serve) as publisher:
         driven.until(lambda: sent.bytes)
