@@ -109,6 +109,7 @@ class FakePublisher:
         topic: bytes = b"",
         rank: Any = 0,
         replay: str = "",
+        replay_port: int = 0,
         copies: bool = True,
     ) -> None:
         """Args:
@@ -118,6 +119,7 @@ class FakePublisher:
         topic: Of its messages.
         rank: What its batches say.
         replay: The form of its replay's answers, ``old`` or ``new``; empty for no replay.
+        replay_port: Where that binds; 0 for any port.
         copies: As in `Expected`.
         """
         self.topic, self.rank = topic, rank
@@ -135,23 +137,22 @@ class FakePublisher:
         if connect:
             self.socket.connect(connect)
         else:
-            self._bind(self.socket, port)
-            self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+            self.port = self._bind(self.socket, port)
         self._router: zmq.Socket[bytes] | None = None
         if replay:
             self._router = context.socket(zmq.ROUTER)
             self._router.setsockopt(zmq.LINGER, 0)
             self._router.setsockopt(zmq.SNDHWM, 100_000)
-            self.replay_port = self._router.bind_to_random_port("tcp://127.0.0.1")
+            self.replay_port = self._bind(self._router, replay_port)
         self.subscriptions: list[bytes] = []
 
     @staticmethod
-    def _bind(socket: zmq.Socket[bytes], port: int) -> None:
+    def _bind(socket: zmq.Socket[bytes], port: int) -> int:
         deadline = time.monotonic() + 10
         while True:
             try:
                 socket.bind(f"tcp://127.0.0.1:{port or '*'}")
-                return
+                return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
             except zmq.ZMQError:  # The one before closes in the background.
                 if time.monotonic() > deadline:
                     raise

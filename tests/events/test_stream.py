@@ -188,11 +188,96 @@ def test_a_batch_again_is_a_duplicate() -> None:
     assert driver.counted() == {"duplicate": 4}
 
 
-def test_the_number_just_before_is_a_duplicate_whatever_the_batch() -> None:
+def test_the_number_just_before_on_the_same_batch_is_a_duplicate() -> None:
+    driver = Driver()
+    driver.live(0, 1, 1)
+    assert driver.counted() == {"duplicate": 1}
+    assert driver.stream.due == math.inf
+
+
+def test_the_number_just_before_on_another_batch_is_a_reset_once_nothing_follows() -> None:
     driver = Driver()
     driver.live(0, 1)
     driver.live(1, run=1)
+    assert driver.counted() == {}
+    driver.wait(LIMITS.doubt)
+    driver.wait()
+    assert driver.counted() == {"resets": 1}
+    assert driver.runs == [[batch(0), batch(1)], [b"1 of run 1"]]
+
+
+def test_the_number_just_before_on_another_batch_is_a_duplicate_if_the_sequence_goes_on() -> None:
+    driver = Driver()
+    driver.live(0, 1)
+    driver.live(1, run=1)
+    driver.live(2)
     assert driver.counted() == {"duplicate": 1}
+    assert driver.applied() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("first", [2, 4])
+def test_a_reset_behind_a_connection_that_was_lost_is_seen_by_the_last_batch(first: int) -> None:
+    driver = Driver(replay=True)
+    driver.live(0, 1)
+    driver.stream.reconnected()
+    driver.live(first, run=1)
+    assert driver.applied() == [0, 1]
+    driver.answer(1, run=1)
+    assert driver.counted() == {"resets": 1}
+    driver.answer(*range(first + 1), run=1)  # What came before the first that arrived is asked for as ever.
+    driver.live(first + 1, run=1)
+    assert driver.runs[1:] == [[batch(number, 1) for number in range(first + 2)]]
+    assert driver.counted() == {"resets": 1}
+
+
+def test_a_connection_that_was_lost_costs_one_request_and_no_more() -> None:
+    driver = Driver(replay=True)
+    driver.live(0, 1)
+    driver.stream.reconnected()
+    driver.live(2, 3)
+    assert (driver.requests, driver.sent) == ([2], 1)
+    driver.answer(1, 2)
+    assert driver.applied() == [0, 1, 2, 3]
+    driver.live(4)
+    driver.stream.reconnected()  # And nobody answers.
+    driver.live(5)
+    driver.wait(LIMITS.silence)
+    driver.stream.reconnected()  # Nor is asked, for a while.
+    driver.live(6)
+    assert driver.applied() == [*range(7)]
+    assert driver.requests == [2, 5]
+    assert driver.counted() == {}
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_a_publisher_that_has_forgotten_the_last_batch_is_believed(first: int) -> None:
+    driver = Driver(replay=True)
+    driver.live(0, 1)
+    driver.stream.reconnected()
+    driver.live(3)
+    driver.answer(*range(first, 4))
+    driver.end()
+    assert driver.applied() == [0, 1, *range(first, 4)]
+    assert driver.counted() == ({"recovered": 1} if first == 2 else {"lost": 1})
+
+
+def test_a_lost_connection_without_replay_changes_nothing() -> None:
+    driver = Driver()
+    driver.live(0, 1)
+    driver.stream.reconnected()
+    driver.live(2)
+    assert driver.applied() == [0, 1, 2]
+
+
+def test_more_than_can_wait_ends_the_doubt_about_a_connection() -> None:
+    driver = Driver(replay=True, limits=LIMITS._replace(held=3))
+    driver.live(0)
+    driver.stream.reconnected()
+    driver.live(1, 2, 3)
+    assert driver.applied() == [0]
+    driver.live(4)
+    assert driver.applied() == [0, 1, 2, 3, 4]
+    assert driver.counted() == {}
 
 
 def test_a_waiting_batch_again_is_a_duplicate() -> None:

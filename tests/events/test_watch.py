@@ -261,6 +261,27 @@ def test_a_publisher_that_is_killed_and_started_again(driven: Driven, caplog: py
     assert len(said(caplog, "'w': its publisher has started again")) == 1
 
 
+@pytest.mark.parametrize("unheard", [1, 10, 15], ids=["below", "the very next", "above"])
+def test_a_publisher_that_starts_again_unheard_is_found_out_by_its_replay(driven: Driven, unheard: int) -> None:
+    """By the time somebody hears it, its numbers may be anywhere, the one that would have come next included."""
+    first = driven.publisher(replay="new")
+    ports = {"port": first.port, "replay_port": first.replay_port}
+    driven.want(f"w={first.endpoint}?engine=vllm&replay=tcp://127.0.0.1:{first.replay_port}")
+    driven.subscribed(first)
+    for number in range(10):
+        first.publish(stored([number]))
+    driven.until(lambda: driven.agrees("w", first.expected))
+    driven.drop(first)
+    again = driven.publisher(replay="new", **ports)
+    for number in range(unheard):
+        again.publish(stored([100 + number]), drop=True)
+    driven.subscribed(again)
+    again.publish(stored([200]))
+    driven.until(lambda: driven.batches("w")[0])
+    driven.until(lambda: driven.resident("w")[0, "device"] == unheard + 1)
+    assert driven.batches("w") == {0: {"resets": 1}}
+
+
 def test_a_publisher_that_comes_and_goes_does_not_fill_the_log(
     driven: Driven, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,10 +7,10 @@ What numbers say. *Next* is the number that follows the last batch applied:
 * Next itself is applied. A higher one waits for those between, for a moment; what is still missing then is asked for
   where the publisher has a replay socket, and is lost where it has not, or where replay did not bring it.
 * 0 starts the sequence again: the publisher was reset. So it does right after another 0, if it is another batch.
-* A number below next is a duplicate if it is the one just before, or if it is on the same batch as then. Batches are
-  told apart by their first bytes, which hold the time when they were made; of the last 64 batches they are kept. Any
-  other low number is suspicious. So are a number more than 2**24 above next, and one that a waiting batch has and that
-  is now on another.
+* A number below next is a duplicate if it is on the same batch as then. Batches are told apart by their first bytes,
+  which hold the time when they were made; of the last 64 batches they are kept. Any other low number is suspicious,
+  but for the one just before next where that had been given up. So are a number more than 2**24 above next, and one
+  that a waiting batch has and that is now on another.
 * Three suspicious batches in a row, with rising numbers not more than 64 apart, are from a publisher that started again
   and whose first batches did not get here: a reset. Numbers that had been given up as lost may be among them, but prove
   nothing: they may just be late. If anything else comes before there are three, they were duplicates; from far above,
@@ -18,7 +18,9 @@ What numbers say. *Next* is the number that follows the last batch applied:
   when an engine starts again, says little, and falls silent.
 
 A replay is asked to begin with the batch that was applied last: where that is another batch now, the publisher has
-started again, and was past the old numbers before anybody received it.
+started again, and was past the old numbers before anybody received it. That may be so whenever a connection was lost:
+the first batch after it waits until the one before was compared. Without replay, a publisher that started again and of
+which the very next number is the first to get here looks as if it had not.
 
 What a publisher sent before the first number that arrived live, at first or after a reset, is neither lost nor
 recovered. Where there is replay it is asked for all the same, and applied.
@@ -136,7 +138,7 @@ class Stream:
         self._replay = replay
         self._limits = limits or Limits()
         self._deaf_until = -math.inf
-        self._busy = False  # Something waits or is asked for: a batch must go the long way.
+        self._busy = False  # Something waits, is asked for or is in doubt: a batch must go the long way.
         self._held = Held()
         self._suspects: list[tuple[int, bytes]] = []
         self._recent: deque[bytes | None] = deque(maxlen=_REMEMBERED)  # Beginnings, up to next; None for what was lost.
@@ -156,6 +158,7 @@ class Stream:
         self._ahead: int = _UNKNOWN
         self._ahead_until = math.inf
         self._replayed: dict[int, int] = {}  # What it brought, by number.
+        self._unsure = False  # The connection was lost: is the batch applied last still what it was?
         # The replay that is asked for.
         self._asked: int | None = None
         self._asked_next: int = _UNKNOWN
@@ -171,6 +174,11 @@ class Stream:
         if self._replay and not self._busy and self._next == _UNKNOWN:
             self._ask(now)
             self._rest()
+
+    def reconnected(self) -> None:
+        """The connection was lost and is there again: with replay, sees whether it is still the same sequence."""
+        if self._replay and self._is_last_known:
+            self._unsure = self._busy = True
 
     def live(self, message: Sequence[bytes], now: float) -> None:
         """Takes a message of the publisher's PUB socket.
@@ -276,7 +284,7 @@ class Stream:
         elif number == 0 and (behind > 1 or not same):
             self._acquit()
             self._restart([(number, payload)], now)
-        elif behind == 1 or (beginning is not None and same):
+        elif same and (behind == 1 or beginning is not None):
             self.counts.duplicate.add(1)
         else:
             self._suspect(number, payload, now, late=remembered and beginning is None)
@@ -322,8 +330,11 @@ class Stream:
     def _go_on(self, now: float) -> None:
         """Applies what can be; if something still waits, sees whether it has waited long enough."""
         before = self._next
-        self._drain()
         limits, held = self._limits, self._held
+        if now < self._deaf_until:
+            self._unsure = False
+        if not self._unsure:
+            self._drain()
         if self._next != before:
             self._since = held.since
         while held:
@@ -342,7 +353,7 @@ class Stream:
                 else:
                     self._skip()
                     self._since = held.since
-            elif replay and self._next == _UNKNOWN:
+            elif replay and (self._unsure or self._next == _UNKNOWN):
                 self._ask(now)
             else:
                 return
@@ -357,6 +368,7 @@ class Stream:
 
     def _skip(self) -> None:
         """Gives up what is missing before the first batch that waits."""
+        self._unsure = False
         first = self._held.first
         if self._next == _UNKNOWN:
             self._next = self._joined = first
@@ -376,7 +388,7 @@ class Stream:
             self._since = None
             if self._asked is not None and self._joined is not None:
                 self._hang_up()
-        self._busy = bool(self._held or self._suspects) or self._asked is not None
+        self._busy = bool(self._held or self._suspects) or self._unsure or self._asked is not None
         if self._asked is not None:
             self.due = min(self._deadline, self._last_call)
         elif self._since is not None:
@@ -396,8 +408,11 @@ class Stream:
         if not again:
             self._last_call = now + self._limits.longest
         # With the last one that was applied: if that is another now, so are all before it.
-        known = bool(self._recent) and self._recent[-1] is not None
-        self._consumer.ask(self._asked - known)
+        self._consumer.ask(self._asked - self._is_last_known)
+
+    @property
+    def _is_last_known(self) -> bool:
+        return bool(self._recent) and self._recent[-1] is not None
 
     def _hang_up(self) -> None:
         self._asked = None
@@ -405,10 +420,13 @@ class Stream:
 
     def _recover(self, number: int, payload: bytes, now: float) -> None:
         """Takes a batch that is missing. One that did not come live yet either is left to come, once anything has."""
-        if self._asked is None or number < self._asked:
-            if self._asked is not None and number == self._asked - 1 == self._next - 1:
+        if self._asked is None:
+            return
+        if number < self._asked:
+            if number == self._asked - 1 == self._next - 1:
                 self._compare(payload, now)
             return
+        self._unsure = False
         if not self._answered:
             self._answered = True
             self._begin(number)
@@ -429,7 +447,10 @@ class Stream:
 
     def _compare(self, payload: bytes, now: float) -> None:
         """Takes the batch again that was applied last; if it is another, the publisher has started again meanwhile."""
-        if self._recent and self._recent[-1] not in (None, payload[:_BEGINNING]):
+        self._unsure = False
+        if not self._is_last_known or self._recent[-1] == payload[:_BEGINNING]:
+            self._go_on(now)
+        else:
             waiting: list[tuple[int, bytes]] = []
             while self._held:
                 waiting.append((self._held.first, self._held.pop()))

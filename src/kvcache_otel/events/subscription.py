@@ -338,6 +338,9 @@ class Subscription:
             self._unreachable = False
             self._named_rest = NAMED_SECONDS
             self._foreign = None
+            if not self.source.binds:  # There, it may be anybody who came.
+                for feed in self.feeds.values():
+                    feed.stream.reconnected()
             if not self._probing and (self._wanted or not self._heard):
                 self._silent_until = now + SILENT_SECONDS
             self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
