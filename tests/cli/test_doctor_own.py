@@ -155,7 +155,7 @@ def test_what_is_missing_is_said_of_each_object(run: Doctor) -> None:
     assert "attached blocks resident on device Controller" in said.words
     assert "MISSING gone Controller has no gone" in said.words
     assert "MISSING blocks resident on host Controller has no absent" in said.words
-    assert "- what is evicted (hook gone) - blocks resident on host Tree of Shop" in said.words
+    assert "- what is evicted from device (hook gone) - blocks resident on host Tree of Shop" in said.words
     assert said.sentence.startswith("It works, with 1 warning and 2 missing hooks (see above): the KV caches of ")
     assert [line for line in said.out.splitlines() if len(line) > WIDTH] == []
 
