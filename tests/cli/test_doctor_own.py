@@ -105,7 +105,7 @@ def fails():
 @pytest.fixture(autouse=True)
 def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     for variable in list(os.environ):
-        if variable.startswith(("OTEL_", "PROMETHEUS_")):
+        if variable.startswith(("OTEL_", "PROMETHEUS_", "COLUMNS")):
             monkeypatch.delenv(variable)
     (tmp_path / "shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)

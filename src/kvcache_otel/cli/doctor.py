@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         report = diagnose_own(options.cache, os.environ)
     else:
         report = diagnose([options.engine] if options.engine else list(ENGINES), os.environ)
-    print(to_json(report) if options.json else to_text(report))
+    print(to_json(report) if options.json else to_text(report, shutil.get_terminal_size().columns))
     return report.status
 
 
