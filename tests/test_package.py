@@ -18,7 +18,8 @@ def test_every_public_name_is_there_and_is_listed() -> None:
 def test_who_lists_the_names_imports_nothing() -> None:
     program = (
         "import sys, kvcache_otel; names = dir(kvcache_otel); "
-        "print('Backup' in names, [name for name in sys.modules if name.startswith(('kvcache_otel.', 'opentelemetry'))])"
+        "ours = [name for name in sys.modules if name.startswith(('kvcache_otel.', 'opentelemetry'))]; "
+        "print('Backup' in names, ours)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True ['kvcache_otel.version']\n"
