@@ -15,10 +15,9 @@ def main() -> int:
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)
 
+    # Before and after the command itself there is nothing to tidy up, and nobody who would catch an exception.
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # It is ignored in the background of a script.
-    if (
-        ours
-    ):  # Before and after the command itself there is nothing to tidy up, and nobody who would catch an exception.
+    if ours:
         signal.signal(signal.SIGINT, _leave)
     from kvcache_otel.cli import command, foreign_code
 
