@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel.cli.demo_rows import DROPPED
-from kvcache_otel.cli.live import is_drawn, live
+from kvcache_otel.cli.live import live
+from kvcache_otel.cli.terminal import is_drawn
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-
-
-def is_drawn() -> bool:
-    """Returns whether there is a terminal in which something can be drawn anew."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.ending import Stop, seconds
-from kvcache_otel.cli.live import is_drawn
 from kvcache_otel.cli.watch_output import Log
 from kvcache_otel.export.settings import Settings
 
@@ -125,7 +124,7 @@ def _allow_many_sockets() -> None:
 
 
 def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
-    from kvcache_otel.cli.watch_view import view
+    from kvcache_otel.cli.watch_view import is_drawn, view
     from kvcache_otel.events.index import BlockIndex, series
     from kvcache_otel.events.watch import Watch
     from kvcache_otel.export.provider import needs_replay, start

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel import semconv
-from kvcache_otel.cli.live import is_drawn, live
+from kvcache_otel.cli.live import live
+from kvcache_otel.cli.terminal import is_drawn
 from kvcache_otel.cli.watch_fit import fit, shortened
 from kvcache_otel.cli.watch_output import LAST_SECONDS, Output
 from kvcache_otel.events.worker import OTHER
