@@ -287,6 +287,7 @@ def test_a_free_threaded_python(run: Doctor, monkeypatch: pytest.MonkeyPatch) ->
 def test_no_engine(run: Doctor, arguments: tuple[str, ...], which: str) -> None:
     said = run(*arguments, **_prometheus())
     _assert_fails(said, f"no engine is installed for this Python ({which})", "install one")
+    assert "kvcache-otel doctor MODULE:NAME" in said.words
     assert "importing" not in said.err
 
 

@@ -76,7 +76,8 @@ def diagnose(engines: Sequence[str], environ: Mapping[str, str]) -> Report:
         report.installation.append(
             failure(
                 f"no engine is installed for this Python ({' or '.join(engines)})",
-                "install one, and run the doctor with the Python that runs it",
+                "install one, and run the doctor with the Python that runs it; or name a cache of your own: "
+                "kvcache-otel doctor MODULE:NAME",
             )
         )
     return report
