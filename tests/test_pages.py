@@ -10,6 +10,7 @@ import pytest
 
 from kvcache_otel import semconv
 from kvcache_otel.cli import command
+from kvcache_otel.engines.vllm.table import HOOKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md"), ROOT / "benchmarks/README.md"]
@@ -73,3 +74,7 @@ def test_commands_have_the_options_that_they_are_shown_with(monkeypatch: pytest.
     for line in shown:
         assert command.run(shlex.split(line)) == 0, line
     assert len(shown) > 8
+
+
+def test_vllm_has_as_many_hooks_as_its_page_says() -> None:
+    assert f" {len(HOOKS)} of its functions are hooked" in " ".join((ROOT / "docs" / "vllm.md").read_text().split())
