@@ -1,126 +1,114 @@
-"""What the pages on one's own engine show is run, in order, and says what they say it says."""
+"""The tutorial is pasted and run, and says what it says it says; its tables are those of the code."""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import ast
+import os
 import re
+import subprocess
+import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
+import kvcache_otel as kv
 from kvcache_otel import semconv
-from kvcache_otel.instrumentation import instrumentation
-from tests.support.fake_device import FakeEvent, FakeStream
-from tests.support.processes import wait_until
+from kvcache_otel.engines.generic.facts import Fact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from kvcache_otel.spec import MetricSpec
 
-DOCS = Path(__file__).parents[1] / "docs"
-BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-class Page:
-    """A page, as far as it can be run.
-
-    Attributes:
-        names: What its blocks have defined.
-    """
-
-    def __init__(self, name: str, names: dict[str, Any]) -> None:
-        self.text = (DOCS / name).read_text()
-        self.blocks = [
-            (match[1], match[2], self.text[: match.start()].count("\n") + 1) for match in BLOCK.finditer(self.text)
-        ]
-        self.name = name
-        self.names = names
-
-    def run(self) -> int:
-        """Runs it; returns how many outputs were compared."""
-        compared = 0
-        said = ""
-        for kind, text, line in self.blocks:
-            if kind == "text":
-                assert said.strip() == text.strip(), f"{self.name}:{line}"
-                compared += 1
-                continue
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out):
-                exec(compile("\n" * line + text, str(DOCS / self.name), "exec"), self.names)
-            said = out.getvalue()
-        return compared
+ROOT = Path(__file__).parents[1]
+TUTORIAL = (ROOT / "docs" / "your-own-engine.md").read_text()
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-class Reading:
-    """A provider, and what comes out of it."""
-
-    def __init__(self) -> None:
-        self._reader = InMemoryMetricReader()
-        self.provider = MeterProvider([self._reader])
-
-    def rows(self, name: str, cache: str = "Controller") -> dict[str, Any]:
-        """Returns the values of one metric of one cache, by its own labels."""
-        data = self._reader.get_metrics_data()
-        found: dict[str, Any] = {}
-        for resource in data.resource_metrics if data else ():
-            for metric in (
-                metric for scope in resource.scope_metrics for metric in scope.metrics if metric.name == name
-            ):
-                for point in metric.data.data_points:
-                    own = {
-                        key: value for key, value in point.attributes.items() if key not in semconv.IDENTITY_ATTRIBUTES
-                    }
-                    if point.attributes[semconv.KVCACHE_CACHE_TYPE] == cache:
-                        labels = [str(own[key]) for key in semconv.METRICS[name].attributes if key in own]
-                        found[" ".join(labels)] = point.value if hasattr(point, "value") else point.count
-        return dict(sorted(found.items()))
+def blocks(kind: str) -> list[str]:
+    """Returns the tutorial's blocks of one kind, in their order."""
+    return [match[2] for match in BLOCK.finditer(TUTORIAL) if match[1] == kind]
 
 
-@pytest.fixture
-def reading() -> Iterator[Reading]:
-    made = Reading()
-    yield made
-    instrumentation.detach()
-    made.provider.shutdown()
+def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    return subprocess.run(
+        command, cwd=folder, env={**kept, **variables}, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
-def test_the_tutorial_runs_and_says_what_it_says(reading: Reading) -> None:
-    page = Page("your-own-engine.md", {"provider": reading.provider, "rows": reading.rows})
-    assert page.run() == 6
+def test_what_is_pasted_from_the_tutorial_runs_and_says_what_it_says(tmp_path: Path) -> None:
+    """With nothing beside it: what it needs it must bring."""
+    (tmp_path / "pasted.py").write_text("\n\n".join(blocks("python")))
+    ran = run(tmp_path, sys.executable, "pasted.py")
+    assert (ran.returncode, "Traceback" in ran.stderr) == (0, False), ran.stderr
+    assert ran.stdout == "".join(blocks("text"))
+    assert len(blocks("text")) == 6
 
 
-def test_the_ten_lines_are_no_more_than_they_are_called(reading: Reading) -> None:
-    page = Page("your-own-engine.md", {})
-    (methods,) = re.findall(r"    methods=\{\n(.*?)\n    \},\n    gauges", page.blocks[1][1], re.DOTALL)
-    assert len(methods.splitlines()) <= 10
+def test_the_tutorials_doctor_says_what_is_measured_of_its_cache(tmp_path: Path) -> None:
+    above = TUTORIAL[: TUTORIAL.index("```sh\n")]
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "cache.py").write_text("\n\n".join(block for block in blocks("python") if block in above))
+    [line] = [line for line in blocks("sh")[0].splitlines() if "doctor" in line]
+    variable, program, *arguments = line.split()
+    ran = run(tmp_path, str(Path(sys.executable).with_name(program)), *arguments, **dict([variable.split("=")]))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    report = [" ".join(line.split()) for line in ran.stdout.splitlines()]
+    assert "attached make_room Controller.make_room" in report
+    assert "MISSING shrink Controller has no shrink" in report
+    assert "- what is evicted from host (hook shrink)" in report
 
 
-def test_every_way_of_timing_runs_and_is_what_it_is_said_to_be(reading: Reading) -> None:
-    stream = FakeStream()
-    names = {
-        "provider": reading.provider,
-        "side_stream": stream,
-        "launch_copy": lambda stream: stream.copy(3.0),
-        "start": FakeEvent(),
-        "end": FakeEvent(),
-        "send_to_store": lambda: {"bytes": 5, "seconds": 0.25},
-        "read_from_file": lambda: None,
+def test_the_lines_are_about_as_many_as_is_said() -> None:
+    [measure] = [block for block in blocks("python") if block.startswith("import kvcache_otel as kv\n\n\ndef measure")]
+    assert 15 <= len([line for line in measure.splitlines() if line.strip()]) <= 22
+    for page in (TUTORIAL, (ROOT / "README.md").read_text()):
+        assert "about twenty lines" in page
+
+
+# -- its tables --------------------------------------------------------------------------------------------------------
+
+
+def table(head: str) -> list[list[str]]:
+    """Returns the cells of a table of the tutorial, row by row."""
+    rows = TUTORIAL[TUTORIAL.index(head) :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+FACTS = {name: it for name in kv.__all__ if isinstance(it := getattr(kv, name), type) and issubclass(it, Fact)}
+
+
+def test_the_table_of_facts_has_every_fact_with_what_it_needs_and_may_have() -> None:
+    told: dict[str, tuple[set[str], dict[str, str]]] = {}
+    for names, _, needs, may in table("| fact | on a method that"):
+        options = dict(option.partition("=")[::2] for option in quoted(may) if option not in FACTS)
+        for other in (option for option in quoted(may) if option in FACTS):
+            options = told[other][1] | options
+        told.update(dict.fromkeys(quoted(names), (set(quoted(needs)), options)))
+    assert set(told) == set(FACTS)
+    for name, (needs, options) in told.items():
+        kind = FACTS[name]
+        has = {field.name: field.default for field in fields(kind) if field.name != "when"}
+        needed = {key for key, default in has.items() if default is MISSING} | set(kind.REQUIRED)
+        assert needs == needed, name
+        assert set(options) == set(has) - needed, name
+        for key, default in options.items():
+            assert not default or has[key] == ast.literal_eval(default), (name, key)
+
+
+def test_the_closed_lists_are_those_of_the_catalogue() -> None:
+    def of(spec: MetricSpec) -> set[str]:
+        return set(spec.values[semconv.KVCACHE_REASON])
+
+    told = {what: set(quoted(names)) for what, names in table("| what | one of |")}
+    assert told == {
+        "a tier": set(semconv.ATTRIBUTES[semconv.KVCACHE_TIER].members or ()) - {"none"},
+        "a pool": set(semconv.ATTRIBUTES[semconv.KVCACHE_POOL].members or ()),
+        "why it was dropped (`Drop`)": of(semconv.DROPPED_TOKENS),
+        "why it was not stored (`SkippedStore`)": of(semconv.STORE_SKIPPED_BLOCKS),
+        "what the space was for (`AllocationFailure`)": of(semconv.ALLOCATION_FAILURES),
+        "why a hit was of no use (`HostInsert`)": set(),  # A link.
     }
-    page = Page("timing.md", names)
-    page.run()
-    stream.run()
-    copies = names["copies"]
-    assert copies._harvester.flush(20.0)
-    wait_until(lambda: sum(reading.rows("kvcache.transfer.duration", "MyCache").values()) >= 4)
-    assert reading.rows("kvcache.transfer.duration", "MyCache") == {
-        "device host device_event": 1,  # Without torch events of ours tell none; somebody else's do.
-        "device host engine_report": 2,
-        "device host wall_clock": 1,
-    }
-    assert reading.rows("kvcache.transfer.operations", "MyCache") == {"device host": 5}
-    assert reading.rows("kvcache.transfer.active", "MyCache") == {"device host": 0}
-    assert reading.rows("kvcache.transfer.queue.duration", "MyCache") == {"device host": 1}

@@ -6,11 +6,11 @@ python -m examples.router_view [--rounds 5] [--one-of 8]
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from examples.reading import Reading
-from examples.router_view.link import LossyLink
 from examples.router_view.watching import Watching
 from kvcache_otel.demo.cache import TieredCache
 from kvcache_otel.demo.config import Config
@@ -95,11 +95,14 @@ def run(rounds: int, one_of: int, show: Callable[[str], None] = print) -> tuple[
         The views in the end, and how many batches the link has lost.
 
     Raises:
+        ImportError: msgspec or pyzmq is not installed.
         TimeoutError: The subscribers have not come, or do not settle.
     """
+    from examples.router_view.link import LossyLink  # It cannot be imported without pyzmq.
+
+    publisher = Publisher(ANY_PORT, ANY_PORT)
     reading = Reading()
     cache = TieredCache(Config(device_tokens=3072, host_tokens=6144, disk_tokens=16384))
-    publisher = Publisher(ANY_PORT, ANY_PORT)
     cache.sinks.append(publisher)
     instrument(cache, reading.provider)
     workload = Workload(cache, Shape(users=24, prefix=256))
@@ -147,7 +150,10 @@ def main() -> None:
         "--one-of", type=_number, default=8, help="one of so many batches is lost (default: %(default)s)"
     )
     arguments = parser.parse_args()
-    run(arguments.rounds, arguments.one_of)
+    try:
+        run(arguments.rounds, arguments.one_of)
+    except ImportError as error:
+        sys.exit(f"examples.router_view: {error}: pip install '.[demo]'")
 
 
 def _number(text: str) -> int:

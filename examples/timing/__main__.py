@@ -35,7 +35,7 @@ class Way(NamedTuple):
     clock: str
 
 
-OURS = Way("events of ours on a stream", "device", "host", "device_event")
+OURS = Way("our events on a stream", "device", "host", "device_event")
 THEIRS = Way("the engine's own events", "host", "device", "device_event")
 REPORT = Way("a backend's report", "host", "disk", "engine_report")
 WALL = Way("the wall clock", "disk", "host", "wall_clock")
@@ -84,14 +84,12 @@ def run(device: ways.Device, store: Store, copies: int, provider: MeterProvider)
 def table(reading: Reading, calls: dict[Way, float]) -> str:
     """Returns what the metrics say of each way, and what the host's clock said around the calls."""
     times = reading.times("kvcache.transfer.duration")
-    lines = [
-        f"{'timed by':<28}{'route':<16}{'kvcache.timing.source':<24}{'copies':>6}{'each takes':>14}{'the call':>12}"
-    ]
+    lines = [f"{'timed by':<23} {'route':<14} {'timing.source':<13} {'copies':>6} {'each takes':>10} {'the call':>8}"]
     for way, seconds in calls.items():
         count, total = times[f"{way.source} {way.destination} {way.clock}"]
         route = f"{way.source} -> {way.destination}"
-        each = f"{total / count * 1000:,.2f} ms"
-        lines.append(f"{way.name:<28}{route:<16}{way.clock:<24}{count:>6}{each:>14}{seconds / count * 1000:>9,.2f} ms")
+        each, call = (f"{1000 * taken / count:,.2f} ms" for taken in (total, seconds))
+        lines.append(f"{way.name:<23} {route:<14} {way.clock:<13} {count:>6} {each:>10} {call:>8}")
     return "\n".join(lines)
 
 

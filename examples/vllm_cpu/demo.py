@@ -15,6 +15,7 @@ import tempfile
 import time
 import urllib.request
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="turns of each (default: %(default)s)")
     parser.add_argument("--stay", action="store_true", help="keep serving the metrics until interrupted")
     arguments = parser.parse_args()
+    if find_spec("vllm") is None:
+        sys.exit("examples.vllm_cpu.demo: this Python has no vLLM: `make demo-vllm` makes one that has")
 
     os.environ.setdefault("OTEL_METRICS_EXPORTER", "prometheus")
     os.environ.setdefault("VLLM_CPU_FAKE_COPY_SECONDS", "0.002")

@@ -357,7 +357,7 @@ def test_lines_in_a_pipe_and_tables_in_the_end() -> None:
     assert {line["reason"] for line in lines if line.get("lost") == "dropped"} >= {"host_pressure", "pool_full"}
     assert re.match(r"kvcache-otel demo: [12] s, \d+ answers; metrics at http://localhost:\d+/metrics$", tables[1])
     assert max(map(len, tables)) <= 81  # With the end of the line.
-    for head in ("tier ", "transfers ", "lost ", "storage had "):
+    for head in ("tier ", "transfers ", "lost or left undone ", "storage had "):
         assert [line for line in tables if line.startswith(head)]
 
 
@@ -372,10 +372,10 @@ class Terminal:
         screen: Everything that it has written, without what commands the terminal.
     """
 
-    def __init__(self, *arguments: str, lines: int = 24, program: list[str] = PROGRAM) -> None:
+    def __init__(self, *arguments: str, lines: int = 24, term: str = "xterm", program: list[str] = PROGRAM) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
-        variables = {key: value for key, value in environ().items() if key not in ("COLUMNS", "LINES")}
+        variables = {key: value for key, value in environ(TERM=term).items() if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [*program, "demo", *arguments], env=variables, stdin=theirs, stdout=theirs, stderr=theirs
         )
@@ -384,6 +384,11 @@ class Terminal:
 
     @property
     def screen(self) -> str:
+        return CODES.sub("", self.raw)
+
+    @property
+    def raw(self) -> str:
+        """Everything, with what commands the terminal."""
         while select.select([self._ours], [], [], 0.05)[0]:
             try:
                 more = os.read(self._ours, 65536)
@@ -392,7 +397,7 @@ class Terminal:
             if not more:
                 break
             self._raw += more
-        return CODES.sub("", self._raw.decode(errors="replace"))
+        return self._raw.decode(errors="replace")
 
     def shows(self, pattern: str) -> None:
         wait_until(lambda: re.search(pattern, self.screen), what=f"{pattern} in {self.screen}")
@@ -431,6 +436,19 @@ def test_a_live_view_ends_after_its_seconds() -> None:
     try:
         assert terminal.ended() == 0
         assert re.search(r"1 s, \d+ answers", terminal.screen)
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_draws_nothing_anew_gets_lines(term: str) -> None:
+    terminal = Terminal("--port", "0", "--seconds", "1", "--every", "0.3", term=term)
+    try:
+        assert terminal.ended() == 0
+        assert "\x1b" not in terminal.raw
+        assert "rich" not in terminal.screen
+        assert re.search(r"^tier=device served=\d+ ", terminal.screen, re.MULTILINE)
+        assert re.search(r"^storage had ", terminal.screen, re.MULTILINE)
     finally:
         terminal.close()
 
@@ -514,10 +532,10 @@ def test_a_collector_that_is_not_there_does_not_keep_it() -> None:
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-def test_watch_follows_it() -> None:
-    with running(
-        "--publish", "tcp://127.0.0.1:*", "--replay", "tcp://127.0.0.1:*", "--port", "0", "--every", "0.2"
-    ) as it:
+@pytest.mark.parametrize("host", ["127.0.0.1", "*"])
+def test_watch_follows_it_by_the_very_command_that_it_prints(host: str) -> None:
+    where = f"tcp://{host}:*"
+    with running("--publish", where, "--replay", where, "--port", "0", "--every", "0.2") as it:
         source = it.says("kvcache-otel watch '(demo=tcp://127.0.0.1:\\d+[?]replay=tcp://127.0.0.1:\\d+)'")[1]
         it.says("^tier=disk served=[1-9]")
         done = subprocess.run(
@@ -573,7 +591,9 @@ def test_watch_follows_it() -> None:
             "--publish tcp://127.0.0.1:* --replay tcp://127.0.0.1:65536",
             "--replay tcp://127.0.0.1:65536: 65536 is no port from 0 to 65535",
         ),
-        ("--publish nonsense", "kvcache-otel demo: --publish nonsense: Invalid argument"),
+        ("--publish nonsense", "--publish nonsense: it is neither tcp://host:port nor ipc://path"),
+        ("--publish inproc://here", "--publish inproc://here: it is neither tcp://host:port nor ipc://path"),
+        ("--publish tcp://nonsense", "kvcache-otel demo: --publish tcp://nonsense: Invalid argument"),
         ("--replay tcp://127.0.0.1:*", "kvcache-otel demo: --replay needs --publish"),
         ("--colour", "unrecognized arguments: --colour"),
     ],

@@ -59,7 +59,9 @@ class Filled:
         self.kept += [down, up]
         probe.dropped("host", "kv", "host_pressure").add(48 * scale)
         probe.dropped("host", "kv", "other")
+        probe.skipped_stores("disk", "already_stored").add(9)
         probe.skipped_stores("disk", "backpressure").add(5)
+        probe.allocation_failures("host", "store").add(6)
         fetched = probe.prefetches("disk", reasons=("host_capacity",))
         fetched.hit.add(100)
         fetched.fulfilled.add(60)
@@ -90,6 +92,8 @@ def test_every_number_is_that_of_its_row(filled: Filled) -> None:
     assert sorted(seen.losses) == [
         ("dropped", "host", "host_pressure", 48, "token"),
         ("dropped", "host", "other", 0, "token"),
+        ("no room", "host", "store", 6, "failure"),
+        ("not needed", "disk", "already_stored", 9, "block"),
         ("not stored", "disk", "backpressure", 5, "block"),
         ("prefetch unfulfilled", "disk", "host_capacity", 30, "token"),
     ]
@@ -150,11 +154,14 @@ def test_tables_show_the_numbers(filled: Filled) -> None:
     assert tiers.rows[0][3] == "███████▒▒▒····"
     assert tiers.rows[2][3:] == ("-", "-", "-", "-", "-")
     assert routes.rows == [("device -> host", "device event", "4", "4.0 MB", "2 ms", "2 s", "2.7 MB/s", "2")]
-    assert lost.rows == [
+    assert lost.head[0] == "lost or left undone"
+    assert lost.rows == [  # What was there already comes last, and is no loss.
+        ("failed", "host -> device", "4 transfers"),
         ("dropped", "host host_pressure", "48 tokens"),
+        ("no room", "host store", "6 failures"),
         ("not stored", "disk backpressure", "5 blocks"),
         ("prefetch unfulfilled", "disk host_capacity", "30 tokens"),
-        ("failed", "host -> device", "4 transfers"),
+        ("not needed", "disk already_stored", "9 blocks"),
     ]
     told = demo_view.prefetched(demo_rows.read(filled.recorder))
     assert told == "storage had 100 tokens: 60 fulfilled, 30 unfulfilled, 10 outstanding"
@@ -187,8 +194,10 @@ def test_lines_say_what_their_numbers_are(filled: Filled) -> None:
         "p99_le=2.0 active=2 failed=0 bytes_per_second=2657631",
         "source=host destination=device clock=wall_clock transfers=0 bytes=0 seconds=0.0 active=0 failed=4",
         "lost=dropped tier=host reason=host_pressure amount=48 unit=token",
-        "lost=not_stored tier=disk reason=backpressure amount=5 unit=block",
-        "lost=prefetch_unfulfilled tier=disk reason=host_capacity amount=30 unit=token",
+        "undone=no_room tier=host reason=store amount=6 unit=failure",
+        "undone=not_stored tier=disk reason=backpressure amount=5 unit=block",
+        "undone=prefetch_unfulfilled tier=disk reason=host_capacity amount=30 unit=token",
+        "undone=not_needed tier=disk reason=already_stored amount=9 unit=block",
         "prefetch_hit=100 prefetch_fulfilled=60 prefetch_unfulfilled=30 prefetch_outstanding=10",
     ]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache_otel.cli import checks, command, doctor, engine
-from kvcache_otel.cli.report import WIDTH
+from kvcache_otel.cli.report import NARROWEST, WIDEST, WIDTH
 from kvcache_otel.engines.vllm.table import HOOKS
 from kvcache_otel.instrumentation import ENGINES
 from kvcache_otel.record import cells
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _pristine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for variable in list(os.environ):
-        if variable.startswith(("OTEL_", "VLLM_", "SGLANG_", "PROMETHEUS_")):
+        if variable.startswith(("OTEL_", "VLLM_", "SGLANG_", "PROMETHEUS_", "COLUMNS")):
             monkeypatch.delenv(variable)
     _pretend(monkeypatch, installed=True)
     fake_engine.forget(monkeypatch)
@@ -100,7 +100,7 @@ def test_all_is_well(run: Doctor, each: str) -> None:
     assert said.status == 0
     assert f"{len(table.HOOKS)} of {len(table.HOOKS)} hooks" in said.words
     for hook in table.HOOKS:
-        assert re.search(rf"^  attached +{re.escape(hook.name)} +{re.escape(hook.path)}$", said.out, re.MULTILINE)
+        assert re.search(rf"^  attached +{re.escape(hook.name)}\s+{re.escape(hook.path)}$", said.out, re.MULTILINE)
     assert "MISSING" not in said.out
     assert f"entry point kvcache_otel in {table.PLUGIN_GROUP}: {table.NAME} finds this package" in said.words
     assert f"python {sys.version.split()[0]}" in said.words
@@ -115,9 +115,24 @@ def test_all_is_well(run: Doctor, each: str) -> None:
     )
 
 
-def test_the_text_is_narrow_and_progress_goes_elsewhere(run: Doctor, each: str) -> None:
-    said = run(OTEL_METRICS_EXPORTER="prometheus,otlp,nonsense", VLLM_PLUGINS="other", SGLANG_PLUGINS="other")
-    assert [line for line in said.out.splitlines() if len(line) > WIDTH] == []
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [("", WIDTH), ("x", WIDTH), ("0", WIDTH), ("60", 60), ("90", 90), ("1", NARROWEST), ("500", WIDEST)],
+)
+def test_the_text_is_as_wide_as_the_terminal_and_never_very_wide(
+    run: Doctor, each: str, columns: str, width: int
+) -> None:
+    variables = {"OTEL_METRICS_EXPORTER": "prometheus,otlp,nonsense", "VLLM_PLUGINS": "x", "SGLANG_PLUGINS": "x"}
+    said = run(**variables, COLUMNS=columns)
+    lengths = {len(line): line for line in said.out.splitlines()}
+    # A word that is longer stands alone on its line.
+    assert [line for length, line in lengths.items() if length > width and len(line.split()) > 1] == []
+    assert max(lengths) > width - 8
+    assert said.words == run(**variables, COLUMNS="80").words
+
+
+def test_progress_goes_elsewhere(run: Doctor, each: str) -> None:
+    said = run(OTEL_METRICS_EXPORTER="prometheus")
     assert f"importing {fake_engine.table(each).NAME}, which takes about 10 s" in said.err
     assert "importing" not in said.out
 
@@ -272,6 +287,7 @@ def test_a_free_threaded_python(run: Doctor, monkeypatch: pytest.MonkeyPatch) ->
 def test_no_engine(run: Doctor, arguments: tuple[str, ...], which: str) -> None:
     said = run(*arguments, **_prometheus())
     _assert_fails(said, f"no engine is installed for this Python ({which})", "install one")
+    assert "kvcache-otel doctor MODULE:NAME" in said.words
     assert "importing" not in said.err
 
 

@@ -105,7 +105,7 @@ def fails():
 @pytest.fixture(autouse=True)
 def shop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     for variable in list(os.environ):
-        if variable.startswith(("OTEL_", "PROMETHEUS_")):
+        if variable.startswith(("OTEL_", "PROMETHEUS_", "COLUMNS")):
             monkeypatch.delenv(variable)
     (tmp_path / "shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
@@ -155,7 +155,7 @@ def test_what_is_missing_is_said_of_each_object(run: Doctor) -> None:
     assert "attached blocks resident on device Controller" in said.words
     assert "MISSING gone Controller has no gone" in said.words
     assert "MISSING blocks resident on host Controller has no absent" in said.words
-    assert "- what is evicted (hook gone) - blocks resident on host Tree of Shop" in said.words
+    assert "- what is evicted from device (hook gone) - blocks resident on host Tree of Shop" in said.words
     assert said.sentence.startswith("It works, with 1 warning and 2 missing hooks (see above): the KV caches of ")
     assert [line for line in said.out.splitlines() if len(line) > WIDTH] == []
 

@@ -181,6 +181,8 @@ def test_a_place_that_is_taken_is_said_at_once(publisher: Publisher) -> None:
     with pytest.raises(zmq.ZMQError, match="in use"):
         Publisher(ANY, publisher.replay_endpoint)
     with pytest.raises(zmq.ZMQError):
+        Publisher("tcp://nowhere")
+    with pytest.raises(ValueError, match="neither tcp://host:port nor ipc://path"):
         Publisher("nowhere")
     other = Publisher(ANY)
     assert other.endpoint != publisher.endpoint

@@ -65,6 +65,22 @@ def test_it_runs() -> None:
     assert re.search(rf"^received: mended .* 0 +{lost}$", last, re.M)
 
 
+@pytest.mark.parametrize("module", ["zmq", "msgspec"])
+def test_without_its_libraries_it_names_what_to_install(module: str) -> None:
+    without = f"import sys, runpy; sys.modules[{module!r}] = None; sys.argv = ['x']; runpy.run_module"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{without}('examples.router_view', run_name='__main__')"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert module in line
+    assert line.endswith(": pip install '.[demo]'")
+
+
 @pytest.mark.parametrize("one_of", ["1", "x", "-3"])
 def test_a_share_that_is_none(one_of: str) -> None:
     done = subprocess.run(

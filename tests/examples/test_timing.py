@@ -109,6 +109,7 @@ def test_it_runs_and_says_that_the_device_is_a_fake() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Device: a fake device")
+    assert max(map(len, done.stdout.splitlines())) <= 80
     for way in WAYS:
         assert re.search(
             rf"^{way.name} +{way.source} -> {way.destination} +{way.clock} +3 +[\d.]+ ms +[\d.]+ ms$",

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from kvcache_otel.cli import demo, doctor, watch
+from kvcache_otel.cli import INTERRUPTED, demo, doctor, watch
 from kvcache_otel.cli.report import reason
 from kvcache_otel.version import __version__
 
@@ -32,6 +32,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] # It was closed: then nobody wants to read.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # It may know ASCII alone.
@@ -41,7 +48,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        return 130
+        raise
     except BrokenPipeError:  # Whoever read our output has read enough. Python must not complain of it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, workload: Workload, where: str, after: ExitStack) -> int:
     from kvcache_otel.cli.demo_rows import read
-    from kvcache_otel.cli.demo_view import view
+    from kvcache_otel.cli.demo_view import is_live, view
     from kvcache_otel.demo.instrument import instrument
     from kvcache_otel.instrumentation import instrumentation
 
@@ -101,7 +101,7 @@ def _run(options: argparse.Namespace, workload: Workload, where: str, after: Exi
         return f"kvcache-otel demo: {ran}; {exported[0]}"
 
     with view(lambda: read(recorder), title) as show:
-        every = options.every or (LIVE_SECONDS if sys.stdout.isatty() else LINES_SECONDS)
+        every = options.every or (LIVE_SECONDS if is_live() else LINES_SECONDS)
         _drive(workload, options.rate, options.seconds, every, stop, lambda: show(last=False))
         show(last=True)
     return 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RATE = 50.0
-"""Steps in a second, unless told otherwise: enough to see something, and no load for a laptop."""
+"""Steps of the scheduler in a second, unless told otherwise: enough to see something, and no load for a laptop."""
 
 LIVE_SECONDS, LINES_SECONDS = 0.5, 10.0
 """Between two views in a terminal, and between two lots of lines in a pipe."""
@@ -70,7 +70,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seconds", metavar="N", type=seconds, help="how long to run; until it is interrupted, otherwise"
     )
     parser.add_argument(
-        "--rate", metavar="N", type=_rate, default=RATE, help="steps a second, 0 for all it can (%(default)g)"
+        "--rate",
+        metavar="N",
+        type=_rate,
+        default=RATE,
+        help="scheduler steps a second, 0 for all it can: in each of them every request that runs puts out "
+        f"{Shape.decode_tokens} tokens (%(default)g)",
     )
     parser.add_argument(
         "--every",

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcache_otel import semconv
-from kvcache_otel.semconv import State, Tier, View
+from kvcache_otel.semconv import Reason, State, Tier, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 TIERS = (Tier.DEVICE, Tier.HOST, Tier.DISK, Tier.PEER, Tier.EXTERNAL, Tier.UNKNOWN)
 
+DROPPED, NEEDLESS = "dropped", "not needed"
+"""What became of it: lost for good, or nothing that anybody would miss."""
+
 _LOST = {
-    "dropped": semconv.DROPPED_TOKENS,
-    "not stored": semconv.STORE_SKIPPED_BLOCKS,
+    DROPPED: semconv.DROPPED_TOKENS,
     "no room": semconv.ALLOCATION_FAILURES,
+    "not stored": semconv.STORE_SKIPPED_BLOCKS,
     "prefetch unfulfilled": semconv.PREFETCH_UNFULFILLED_TOKENS,
 }
-"""What has reasons, in the order in which it is shown."""
+"""What has reasons, in the order in which it is shown: what is lost for good comes first."""
+
+_NOT_NEEDED = (Reason.ALREADY_STORED, Reason.DEVICE_COVERED, Reason.DEVICE_OVERLAP)
+"""Reasons that say that it was there already: nothing is lost. They come last."""
 
 _DOUBTS = (semconv.ACCOUNTING_ERRORS, semconv.TELEMETRY_ERRORS, semconv.TELEMETRY_DROPPED)
 
@@ -87,7 +93,7 @@ class RouteRow(NamedTuple):
 
 
 class LossRow(NamedTuple):
-    """What was lost, for one reason.
+    """What was lost or left undone, for one reason.
 
     Attributes:
         what: What became of it.
@@ -112,7 +118,7 @@ class Seen(NamedTuple):
         computed: Of these, what no tier served.
         tiers: The tiers, from the nearest to the farthest.
         routes: Transfers.
-        losses: What was lost, by reason, zeros too.
+        losses: What was lost or left undone, by reason, zeros too.
         prefetch: Tokens that storage had (``hit``), and what became of them; empty without prefetches.
         doubts: What says that these numbers may be wrong, by metric and reason: nothing, if all is well.
     """
@@ -138,7 +144,7 @@ def read(recorder: Recorder) -> Seen:
         computed=served.pop((Tier.NONE,), 0),
         tiers=list(_tiers(recorder, served)),
         routes=list(_routes(recorder)),
-        losses=list(_losses(recorder)),
+        losses=sorted(_losses(recorder), key=lambda row: row.what == NEEDLESS),
         prefetch=_prefetch(recorder),
         doubts={
             f"{spec.name} {' '.join(key)}".strip(): value
@@ -201,7 +207,7 @@ def _routes(recorder: Recorder) -> Iterator[RouteRow]:
 def _losses(recorder: Recorder) -> Iterator[LossRow]:
     for what, spec in _LOST.items():
         for (tier, reason), value in _sums(recorder, spec, semconv.KVCACHE_TIER, semconv.KVCACHE_REASON).items():
-            yield LossRow(what, tier, reason, value, spec.unit.strip("{}"))
+            yield LossRow(NEEDLESS if reason in _NOT_NEEDED else what, tier, reason, value, spec.unit.strip("{}"))
 
 
 def _prefetch(recorder: Recorder) -> dict[str, float]:

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from kvcache_otel.cli.demo_rows import DROPPED
 from kvcache_otel.cli.live import live
+from kvcache_otel.cli.terminal import is_drawn
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
@@ -76,8 +78,8 @@ def tables(seen: Seen, glyphs: str = GLYPHS) -> Iterator[Table]:
         [_route(row) for row in seen.routes if row.transfers or row.active],
         left=2,
     )
-    lost = [*(_loss(row) for row in seen.losses if _matters(row)), *_failed(seen)]
-    yield Table(("lost", "why", ""), lost, left=2)
+    lost = [*_failed(seen), *(_loss(row) for row in seen.losses if _matters(row))]
+    yield Table(("lost or left undone", "why", ""), lost, left=2)
     if seen.doubts:
         yield Table(("these numbers may be wrong", ""), [(what, _whole(times)) for what, times in seen.doubts.items()])
 
@@ -138,7 +140,7 @@ def _loss(row: LossRow) -> tuple[str, ...]:
 
 
 def _matters(row: LossRow) -> bool:
-    return bool(row.amount) or (row.what == "dropped" and row.reason != Reason.OTHER)
+    return bool(row.amount) or (row.what == DROPPED and row.reason != Reason.OTHER)
 
 
 def _failed(seen: Seen) -> Iterator[tuple[str, ...]]:
@@ -179,8 +181,9 @@ def lines(seen: Seen, seconds: float) -> Iterator[str]:
         named["seconds"] = round(route.seconds, 6)
         yield _line(**{{"p50": "p50_le", "p99": "p99_le"}.get(name, name): value for name, value in named.items()})
     for loss in filter(_matters, seen.losses):
+        named = {"lost" if loss.what == DROPPED else "undone": loss.what.replace(" ", "_")}
         where = {"tier": loss.tier} if loss.tier else {}
-        yield _line(lost=loss.what.replace(" ", "_"), **where, reason=loss.reason, amount=loss.amount, unit=loss.unit)
+        yield _line(**named, **where, reason=loss.reason, amount=loss.amount, unit=loss.unit)
     if seen.prefetch:
         yield _line(**{f"prefetch_{name}": tokens for name, tokens in seen.prefetch.items()})
     for what, times in seen.doubts.items():
@@ -194,10 +197,14 @@ def _line(**named: object) -> str:
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
+def is_live() -> bool:
+    """Returns whether there is a live view: in a terminal in which it can be drawn anew, where rich is installed."""
+    return is_drawn() and find_spec("rich") is not None
+
+
 @contextmanager
 def view(look: Callable[[], Seen], title: Callable[[], str]) -> Generator[Show]:
-    """Shows what there is now and then: live tables in a terminal, where rich is installed; elsewhere lines, and tables
-    in the end.
+    """Shows what there is now and then: live tables where there can be; elsewhere lines, and tables in the end.
 
     Args:
         look: Reads the rows.
@@ -205,11 +212,11 @@ def view(look: Callable[[], Seen], title: Callable[[], str]) -> Generator[Show]:
     """
     began = time.monotonic()
     glyphs = _glyphs()
-    if sys.stdout.isatty():
-        if find_spec("rich") is not None:
-            with _live(look, title, glyphs) as show:
-                yield show
-            return
+    if is_live():
+        with _live(look, title, glyphs) as show:
+            yield show
+        return
+    if is_drawn():
         print("kvcache-otel demo: no live view without rich: pip install 'kvcache-otel[demo]'", file=sys.stderr)
 
     def show_plainly(*, last: bool) -> None:

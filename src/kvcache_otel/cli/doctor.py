@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shutil
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         report = diagnose_own(options.cache, os.environ)
     else:
         report = diagnose([options.engine] if options.engine else list(ENGINES), os.environ)
-    print(to_json(report) if options.json else to_text(report))
+    print(to_json(report) if options.json else to_text(report, shutil.get_terminal_size().columns))
     return report.status
 
 
@@ -75,7 +76,8 @@ def diagnose(engines: Sequence[str], environ: Mapping[str, str]) -> Report:
         report.installation.append(
             failure(
                 f"no engine is installed for this Python ({' or '.join(engines)})",
-                "install one, and run the doctor with the Python that runs it",
+                "install one, and run the doctor with the Python that runs it; or name a cache of your own: "
+                "kvcache-otel doctor MODULE:NAME",
             )
         )
     return report

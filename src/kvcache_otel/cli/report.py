@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     Level = Literal["ok", "note", "warning", "failure"]
 
-WIDTH = 96
+NARROWEST, WIDTH, WIDEST = 40, 80, 96
+"""Columns of a report: at the least, where nobody knows how many there are, and at the most."""
 
 
 def words(thing: object) -> str:
@@ -217,14 +218,20 @@ def to_json(report: Report) -> str:
     return json.dumps({**asdict(report), "status": report.status, "summary": report.summary}, indent=2)
 
 
-def to_text(report: Report) -> str:
-    """Returns the report as text, at most `WIDTH` columns wide where words are not longer."""
-    return "\n".join(_lines(report))
+def to_text(report: Report, width: int = WIDTH) -> str:
+    """Returns the report as text.
+
+    Args:
+        report: The report.
+        width: Columns that there are. It takes no more, but for a word that is longer.
+    """
+    width = min(max(width, NARROWEST), WIDEST)
+    return "\n".join(line for first, text in _lines(report) for line in _wrapped(first, text, width))
 
 
-def _lines(report: Report) -> Iterator[str]:
-    names = (f"{name} {version}" for name, version in report.versions.items())
-    yield from textwrap.wrap(", ".join(names), WIDTH, break_on_hyphens=False)
+def _lines(report: Report) -> Iterator[tuple[str, str]]:
+    """Yields lines, as long as they are: how they begin, and the text that is wrapped beside that."""
+    yield "", ", ".join(f"{name} {version}" for name, version in report.versions.items())
     if report.installation:
         yield from _section("Installation", report.installation)
     for engine in report.engines:
@@ -232,45 +239,48 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _hooks(engine.hooks)
         missing = [_limit(hook) for hook in engine.hooks if hook.fact and not hook.attached]
         if limits := missing + engine.limits:
-            yield "  Not measured in this installation:"
+            yield "  Not measured in this installation:", ""
             for limit in limits:
-                yield from _wrapped("    - ", limit)
+                yield "    - ", limit
     yield from _section("Export", report.export.findings)
-    yield ""
-    yield from _wrapped("", report.summary)
+    yield "", ""
+    yield "", report.summary
 
 
 def _limit(hook: HookReport) -> str:
     return hook.fact if hook.fact == hook.name else f"{hook.fact} (hook {hook.name})"
 
 
-def _section(title: str, findings: Sequence[Finding]) -> Iterator[str]:
-    yield ""
-    yield title
+def _section(title: str, findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    yield "", ""
+    yield title, ""
     for finding in findings:
         remedy = f" -> {finding.remedy}" if finding.remedy else ""
         level = finding.level.upper() if finding.level == "failure" else finding.level
-        yield from _wrapped(f"  {level:<9}  ", finding.text + remedy)
+        yield f"  {level:<9}  ", finding.text + remedy
 
 
-def _hooks(hooks: Sequence[HookReport]) -> Iterator[str]:
+def _hooks(hooks: Sequence[HookReport]) -> Iterator[tuple[str, str]]:
     width = max((len(hook.name) for hook in hooks), default=0)
     for hook in hooks:
-        if hook.attached:
-            yield f"  {'attached':<9}  {hook.name:<{width}}  {hook.target.partition(':')[2]}"
-        else:
-            yield from _wrapped(f"  {'MISSING':<9}  {hook.name:<{width}}  ", hook.why)
+        state, text = ("attached", hook.target.partition(":")[2]) if hook.attached else ("MISSING", hook.why)
+        yield f"  {state:<9}  {hook.name:<{width}}  ", text
 
 
-def _wrapped(first: str, text: str) -> list[str]:
-    return textwrap.wrap(
+def _wrapped(first: str, text: str, width: int) -> list[str]:
+    """Returns lines of a text beside what they begin with, or below it, where a long word has no room there."""
+    room = width - max(map(len, text.split()), default=0)
+    beside = bool(text) and len(first) <= room
+    indent = " " * max(min(len(first), room), 0)
+    lines = textwrap.wrap(
         text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
+        width,
+        initial_indent=first if beside else indent,
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return lines if beside else [first.rstrip(), *lines]
 
 
 def _number(count: int, what: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel import semconv
 from kvcache_otel.cli.live import live
+from kvcache_otel.cli.terminal import is_drawn
 from kvcache_otel.cli.watch_fit import fit, shortened
 from kvcache_otel.cli.watch_output import LAST_SECONDS, Output
 from kvcache_otel.events.worker import OTHER
@@ -173,11 +172,6 @@ def _plain(cell: str) -> str:
     if cell.replace(",", "").isdecimal():
         return cell.replace(",", "")
     return cell.removesuffix(" s") if cell.endswith(" s") else f'"{cell}"' if " " in cell else cell
-
-
-def is_drawn() -> bool:
-    """Returns whether there is a terminal in which a table can be drawn anew."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 @contextmanager

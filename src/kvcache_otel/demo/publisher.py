@@ -35,7 +35,7 @@ class Publisher:
     """A sink for `cache.TieredCache.sinks`. What it is given is sent by a thread of its own.
 
     Attributes:
-        endpoint: Where it publishes, with the port that it was given where that was left open (``:*``).
+        endpoint: Where this machine finds it, with the port that it was given where that was left open (``:*``).
         replay_endpoint: Where it can be asked for what was missed; None for nowhere.
         work: What its thread does.
     """
@@ -49,21 +49,21 @@ class Publisher:
         rank: int = 0,
     ) -> None:
         """Args:
-        endpoint: As the attribute.
-        replay_endpoint: As the attribute.
+        endpoint: Where it publishes; ``tcp://*:5557`` for all addresses of this machine.
+        replay_endpoint: Where it answers, in the same way.
         topic: The topic of its messages.
         rank: The data-parallel rank that its batches name.
 
         Raises:
             ImportError: msgspec or pyzmq is not installed.
-            ValueError: There is no such port.
+            ValueError: Nobody else could connect to it, or there is no such port.
             zmq.ZMQError: Somebody else publishes there, or it is no endpoint.
         """
         import msgspec
         import zmq
 
         for where in filter(None, (endpoint, replay_endpoint)):
-            _check_port(where)
+            _check(where)
 
         context: Any = zmq.Context()
         self._waiting: queue.Queue[list[Event] | None] = queue.Queue()
@@ -79,7 +79,7 @@ class Publisher:
         except BaseException:
             context.destroy(linger=0)
             raise
-        names = [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in sockets]
+        names = [_here(socket.getsockopt_string(zmq.LAST_ENDPOINT)) for socket in sockets]
         self.endpoint: str = names[0]
         self.replay_endpoint: str | None = names[1] if replay_endpoint is not None else None
         self.work = Work(self._waiting, context, sockets, msgspec.msgpack.Encoder().encode, topic.encode(), rank)
@@ -159,12 +159,19 @@ class Work:
         socket.send_multipart([asker, b"", _END, b""])
 
 
-def _check_port(endpoint: str) -> None:
-    """Raises ValueError where a port is above all that there are: ZeroMQ would take another one."""
+def _check(endpoint: str) -> None:
+    """Raises ValueError where ZeroMQ would take what nobody else could connect to, or another port than this one."""
     scheme, _, address = endpoint.partition("://")
+    if scheme not in ("tcp", "ipc"):
+        raise ValueError("it is neither tcp://host:port nor ipc://path")
     port = address.rpartition(":")[2]
     if scheme == "tcp" and port.isdecimal() and int(port[:20]) > _LAST_PORT:
         raise ValueError(f"{port} is no port from 0 to {_LAST_PORT}")
+
+
+def _here(bound: str) -> str:
+    """Returns where to connect to what is bound: all addresses of a machine together are none."""
+    return bound.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:")
 
 
 def _form(event: Event) -> list[Any]:

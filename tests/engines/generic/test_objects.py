@@ -498,7 +498,7 @@ def test_what_an_object_lacks_is_reported_and_has_no_rows(
     owner = Plain()
     handle = instrument(owner, exported, methods={"write": WRITE, name: kv.Eviction(tokens=1)})
     ((missing, what, said),) = handle.missing
-    assert (missing, what) == (name, "what is evicted")
+    assert (missing, what) == (name, "what is evicted from device")
     assert why in said
     assert why in handle.report()
     assert "MISSING" in handle.report()

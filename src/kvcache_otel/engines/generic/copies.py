@@ -41,7 +41,7 @@ class Copy(Fact):
     """
 
     REQUIRED = ("tokens", "bytes")
-    WHAT = "what is copied between two tiers"
+    WHAT = "copies from {source} to {destination}"
 
     source: str
     destination: str
@@ -130,8 +130,6 @@ class Copy(Fact):
 class Backup(Copy):
     """A copy from device to host."""
 
-    WHAT = "copies from device to host"
-
     source: str = Tier.DEVICE
     destination: str = Tier.HOST
 
@@ -139,8 +137,6 @@ class Backup(Copy):
 @dataclass(frozen=True, kw_only=True)
 class LoadBack(Copy):
     """A copy from host to device."""
-
-    WHAT = "copies from host to device"
 
     source: str = Tier.HOST
     destination: str = Tier.DEVICE
@@ -150,14 +146,14 @@ class LoadBack(Copy):
 class Retraction(Backup):
     """A copy of what a retracted request holds, from device to host."""
 
-    WHAT = "copies of retracted requests from device to host"
+    WHAT = "copies of retracted requests from {source} to {destination}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restoration(LoadBack):
     """A copy of what a retracted request held, back to the device."""
 
-    WHAT = "copies of retracted requests from host to device"
+    WHAT = "copies of retracted requests from {source} to {destination}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +170,7 @@ class CopiesDone(Fact):
         error: What went wrong with one, as in `Copy`: a callable of its key and the `Call`.
     """
 
-    WHAT = "when copies have ended"
+    WHAT = "when copies from {source} to {destination} have ended"
 
     source: str
     destination: str

@@ -45,7 +45,7 @@ class Fact:
     REQUIRED: ClassVar[tuple[str, ...]] = ()
     """The readers that are given all together, or none of them."""
     WHAT: ClassVar[str] = ""
-    """What cannot be measured without it, in words."""
+    """What cannot be measured without it, in words, with the fact's own attributes in braces."""
 
     when: Read | None = None
 
@@ -65,6 +65,11 @@ class Fact:
                 f"{type(self).__name__} needs {'= and '.join(missing)}= as well: what its method returns is read by "
                 "its own attributes in all of this, or in nothing of it"
             )
+
+    @property
+    def what(self) -> str:
+        """What cannot be measured without it, in words."""
+        return self.WHAT.format_map(vars(self))
 
     def tell(self, rows: Rows) -> Tell:
         """Returns what hears of each call that has ended well.

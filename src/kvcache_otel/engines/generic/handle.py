@@ -173,10 +173,10 @@ class Instrumented:
                 watch(rows, point, self)
                 if why:
                     point.why = why
-                    missing.append(Missing(point.hook.name, fact.WHAT, why))
+                    missing.append(Missing(point.hook.name, fact.what, why))
                 else:
                     point.placed(lambda: "attached", "")
-                    measured.append(Measured(point.hook.name, fact.WHAT))
+                    measured.append(Measured(point.hook.name, fact.what))
         self._put(owner, "__reduce_ex__", objects.Found(objects.reduce_plainly, owner.__reduce_ex__), [])
         living, lacking = make_gauges(rows, owner, gauges)
         self._gauges = living

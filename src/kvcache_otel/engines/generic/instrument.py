@@ -69,7 +69,7 @@ def instrument(
     rows = _rows(make_probe, tiers, deadline_s) if beside is None else beside.rows
     if rows is None:
         why = "nothing is measured in this process; the log says why"
-        missing = [Missing(name, fact.WHAT, why) for name, all_ in facts.items() for fact in all_]
+        missing = [Missing(name, fact.what, why) for name, all_ in facts.items() for fact in all_]
         return Instrumented(identity, kind, tiers, missing)
     made = Instrumented(identity, kind, tiers)
     try:

@@ -29,7 +29,7 @@ class Prefetch(Fact):
     """
 
     REQUIRED = ("hit",)
-    WHAT = "what storage says it has"
+    WHAT = "what storage says it has: {tier}"
 
     tier: str = Tier.DISK
     hit: Given = None
@@ -62,7 +62,7 @@ class HostInsert(Fact):
     """
 
     REQUIRED = ("loaded", "fulfilled", "unfulfilled")
-    WHAT = "what becomes of prefetches"
+    WHAT = "what becomes of prefetches from {tier}"
 
     tier: str = Tier.DISK
     loaded: Given = None

@@ -31,7 +31,7 @@ class Eviction(Fact):
     """
 
     REQUIRED = ("tokens",)
-    WHAT = "what is evicted"
+    WHAT = "what is evicted from {tier}"
 
     tier: str = Tier.DEVICE
     tokens: Given = None
@@ -69,7 +69,7 @@ class Drop(Fact):
     """
 
     REQUIRED = ("tokens", "reason")
-    WHAT = "what is lost for good"
+    WHAT = "what {tier} loses for good"
 
     tier: str = Tier.DEVICE
     tokens: Given = None
@@ -105,7 +105,7 @@ class SkippedStore(Fact):
         reason: Why: ``backpressure``, ``no_space``, ``already_stored`` or ``other``; always the same.
     """
 
-    WHAT = "what is not written to a lower tier"
+    WHAT = "what is not written to {tier}: {reason}"
 
     tier: str
     blocks: Given
@@ -128,7 +128,7 @@ class AllocationFailure(Fact):
         times: How often, in one call.
     """
 
-    WHAT = "where a tier had no space"
+    WHAT = "where {tier} had no space: {reason}"
 
     tier: str
     reason: str

@@ -42,7 +42,7 @@ def make_point(rows: Rows, name: str, called: str, fact: Fact, method: Found | s
     """
     kind = type(fact).__name__
     moment = "around" if type(fact).begin is not Fact.begin else "after"
-    hook = Hook(name=called, target=f":{name}", body=kind, fact=fact.WHAT, moment=moment)
+    hook = Hook(name=called, target=f":{name}", body=kind, fact=fact.what, moment=moment)
     labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: called}
     point = ObjectPoint(
         hook,
