@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
@@ -702,6 +702,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_quiet")
+@settings(deadline=None)
 @given(st.lists(payloads, max_size=6), st.sampled_from(["auto", "vllm", "sglang"]))
 def test_garbage_raises_nothing_and_leaves_nothing_negative(fuzzed: list[bytes], engine: str) -> None:
     one = One(engine)
