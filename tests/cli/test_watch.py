@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ import threading
 import time
 import urllib.request
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import zmq
@@ -373,7 +374,56 @@ def test_what_publishers_choose_cannot_command_a_terminal() -> None:
         ("in/\\x1b]0;me\\x07\\n", "0", "vllm"),
     ]
     assert len(watch_view.table(found).splitlines()) == 4
-    assert len(watch_view.lines(found).splitlines()) == 3
+    watch.close()
+
+
+NAMES = [
+    *(
+        "a",
+        "-",
+        "1,024",
+        "12 s",
+        'say "a"',
+        "back\\slash",
+        "a b",
+        "a=b rank=7",
+        "tcp://[fe80::1%eth0]:5557",
+        "ä/ß",
+        "名",
+    ),
+    *(
+        "in/\x1b]0;me\x07",
+        "two\nlines",
+        "two\x85lines",
+        "two\u2028lines",
+        "tab\tand\0",
+        "\u202egpj.exe",
+        "x" * 10_000,
+        "\ud800",
+    ),
+]
+
+
+def test_a_line_is_one_row_and_can_be_read_back_whatever_its_name_is() -> None:
+    recorder = Recorder(Identity("custom", "TestWatch"), series_limit=series(len(NAMES)))
+    watch = Watch(BlockIndex(recorder))
+    expected: list[dict[str, Any]] = []
+    for number, name in enumerate(NAMES):
+        watch.index.add(name, engine="vllm").receive(batch(stored(list(range(1234 + number)))))
+        label = watch.index.workers[name].label
+        expected.append({"worker": label, "rank": "0", "engine": "vllm", "device": f"{1234 + number}"})
+    text = watch_view.lines(watch_view.rows(recorder, watch))
+    assert [line for line in text.splitlines() if not line.isprintable()] == []
+    found = [
+        {
+            key: json.loads(value) if value.startswith('"') else value
+            for key, value in re.findall(r'(\S+?)=("(?:[^"\\]|\\.)*"|\S+)', line)
+            if key in expected[0]
+        }
+        for line in text.splitlines()
+    ]
+    assert found == sorted(expected, key=lambda line: line["worker"])
+    assert sum(f"worker={name} " in text for name in ("a", "-", "ä/ß", "名")) == 4, "what is plain needs no quotes"
     watch.close()
 
 
