@@ -489,6 +489,37 @@ def test_numbers_that_make_no_sense_do_not_fill_the_log(driven: Driven, caplog: 
     assert len(said(caplog, "(no more of its batches for a minute)")) == 1
 
 
+def test_a_storm_of_connections_without_a_word_is_counted(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    port, storm = free_port(), 200
+    driven.want(f"any=tcp://*:{port}")
+    good = driven.publisher(connect=f"tcp://127.0.0.1:{port}", topic=b"good")
+    driven.until(lambda: good.subscriptions)
+    for number in range(storm):
+        with socket.create_connection(("127.0.0.1", port), 10) as client:
+            if number % 2:  # Gone at once, or when it has been greeted.
+                client.recv(1)
+        driven.step(0)
+    driven.until(lambda: driven.failures("any") == {"other": storm})
+    good.publish(stored([1]))
+    driven.until(lambda: driven.agrees("any/good", good.expected))
+    [subscription] = driven.watch.subscriptions.values()
+    driven.until(lambda: subscription.connections == 1)
+    assert driven.failures("any") == {"other": storm}
+    assert driven.failures("any/good") == {}
+    assert len(said(caplog, "'any' sends what cannot be read (other)", "a connection ended before")) == 1
+    assert len(said(caplog, "'any'")) < 2 * subscription_module.LINES
+
+
+def test_a_door_that_is_shut_at_once_is_counted(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    shut = list[float]()
+    with tcp_server(lambda client: shut.append(time.monotonic())) as port:
+        driven.want(f"w=tcp://127.0.0.1:{port}")
+        driven.until(lambda: driven.failures("w").get("other", 0) >= 4)
+        assert driven.failures("w").keys() == {"other"}
+        assert 0 <= len(shut) - driven.failures("w")["other"] <= 1
+    assert len(said(caplog, "'w' sends what cannot be read (other)", "a connection ended before")) == 1
+
+
 _STORM = """
 import socket, struct, sys
 from kvcache_otel.events.source import parse

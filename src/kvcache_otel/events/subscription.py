@@ -11,7 +11,7 @@ import zmq
 from kvcache_otel import semconv
 from kvcache_otel.events import tcp
 from kvcache_otel.events.feed import BYTES_PER_ROUND, PER_ROUND, Feed
-from kvcache_otel.events.inlet import DOWN, GREETED, UP, Inlet
+from kvcache_otel.events.inlet import DOWN, GREETED, STRANGE, UP, Inlet
 from kvcache_otel.events.names import is_named
 from kvcache_otel.events.wire import LARGEST
 from kvcache_otel.record.labels import printable
@@ -330,6 +330,9 @@ class Subscription:
     def _changed(self, event: int, now: float) -> None:
         if event & GREETED:
             self.greeted = True
+            return
+        if event & STRANGE:
+            self._blamed().failed(Reason.OTHER, detail="nothing: a connection ended before it spoke ZeroMQ")
             return
         name = printable(self.source.name)
         self._broken_off = float("inf")
