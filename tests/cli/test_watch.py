@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 import urllib.request
@@ -258,16 +260,19 @@ class Terminal:
     """
 
     def __init__(self, *arguments: str, **variables: str) -> None:
-        self._ours, theirs = pty.openpty()
+        self._ours, self._theirs = pty.openpty()
         self.process = subprocess.Popen(
             [*PROGRAM, "watch", *arguments],
             env=environ(**variables),
-            stdout=theirs,
-            stderr=theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
             stdin=subprocess.DEVNULL,
         )
-        os.close(theirs)
         self.screen = ""
+
+    def stop(self, stopped: bool) -> None:
+        """Does what Ctrl-S does, or Ctrl-Q: writing to it waits."""
+        termios.tcflow(self._theirs, termios.TCOOFF if stopped else termios.TCOON)
 
     def shown(self, pattern: str) -> bool:
         while select.select([self._ours], [], [], 0.05)[0]:
@@ -283,6 +288,7 @@ class Terminal:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        os.close(self._theirs)
         os.close(self._ours)
 
 
@@ -300,7 +306,44 @@ def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
         assert "Traceback" not in it.screen
         assert "no room for" not in it.screen
         # The table is erased before something is logged, and drawn again below it.
-        assert re.search(r"\x1b\[2K[-0-9:, ]+WARNING kvcache: source 'x' ", it.screen)
+        assert re.search(
+            r"\x1b\[2K([-0-9:, ]+INFO .*\r\n)*[-0-9:, ]+WARNING kvcache: source 'x' .*\r\nworker ", it.screen
+        )
+
+
+@pytest.mark.parametrize("form", ["xterm", "dumb"])
+def test_a_terminal_that_is_stopped_holds_nothing_up(publisher: FakePublisher, form: str) -> None:
+    variables = {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": str(port := free_port())}
+    with closing(Terminal("--every", "0.05", f"a={publisher.endpoint}", **variables, TERM=form)) as it:
+        subscribed(publisher)
+        publisher.publish(stored([0]))
+        wait_until(lambda: it.shown("a +0 +vllm|worker=a rank=0"))
+        it.stop(True)
+        time.sleep(0.3)
+        it.shown("")
+        before = it.screen
+        for number in range(1, 20):
+            publisher.publish(stored([number]))
+            wait_until(lambda blocks=number + 1: f" {blocks}.0\n" in _resident(port))
+        for number in range(20):  # Each is a line of the log, as many as there may be.
+            publisher.send(f"topic {number}".encode(), b"no number", b"")
+        publisher.publish(stored([100]))
+        wait_until(lambda: " 21.0\n" in _resident(port))
+        it.shown("")
+        assert it.screen == before, "nothing can be written to it"
+        it.stop(False)
+        wait_until(lambda: it.shown(r"a +0 +vllm +(- +)?21 |device=21 "))
+        it.stop(True)
+        time.sleep(0.3)
+        began = time.monotonic()
+        it.process.send_signal(signal.SIGTERM)
+        assert it.process.wait(20) == 0
+        assert time.monotonic() - began < 5
+
+
+def _resident(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return "".join(line for line in io.TextIOWrapper(answer) if line.startswith("kvcache_resident_blocks{"))
 
 
 def test_a_live_table_says_what_it_has_no_room_for(publisher: FakePublisher) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.ending import Stop, seconds
-from kvcache_otel.cli.watch_output import Log
+from kvcache_otel.cli.watch_output import LogHandler
 from kvcache_otel.export.settings import Settings
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _handlers() -> list[logging.Handler] | None:
-    """Returns what the log goes to; None for standard error as it is: a terminal's table is drawn around it."""
+    """Returns what the log goes to; None for standard error as it is."""
     try:
-        return None if sys.stderr.isatty() else [Log()]
+        return [LogHandler()]
     except (OSError, AttributeError):  # There is none, or no file behind it.
         return None
 
