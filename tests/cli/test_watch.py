@@ -514,6 +514,10 @@ def test_what_is_wrong_with_a_file_of_sources_is_counted(publisher: FakePublishe
         wait_until(lambda: complaints() == 1)
         file.write_text(f"a={publisher.endpoint}\nwrong\nb=tcp://\n")
         wait_until(lambda: complaints() == 2)
+        file.write_text(f"a={publisher.endpoint}\na={publisher.endpoint}?topic=x\nlong=ipc://{'x' * 200}\n")
+        wait_until(lambda: complaints() == 4)  # One contradicts, and one ZeroMQ does not take.
+        it.says("WARNING kvcache: source 'a' is there twice at .*, the second time with topic=x")
+        it.says("ERROR kvcache: source 'long' is left out as long as this lasts: ipc://xxx")
         assert it.end(signal.SIGTERM) < 2
 
 
@@ -524,6 +528,14 @@ def test_what_is_wrong_with_a_file_of_sources_is_counted(publisher: FakePublishe
         (["nonsense"], "kvcache-otel watch: source 'nonsense': it must be [name=]tcp://host:port"),
         (["tcp://h:1", "a=tcp://h"], "kvcache-otel watch: source 'a=tcp://h': tcp://h is not tcp://host:port"),
         (["ipc:///\udcff"], "kvcache-otel watch: source 'ipc:///?': there is something in it that cannot be printed"),
+        (
+            ["a=tcp://h:1", "a=tcp://h:1?topic=x"],
+            "kvcache-otel watch: source 'a' is there twice at tcp://h:1, the second",
+        ),
+        (
+            ["a=tcp://h:1?engine=vllm", "a=tcp://h:2?engine=sglang"],
+            "kvcache-otel watch: source 'a' at tcp://h:2 has engine=sglang, and at tcp://h:1 engine=vllm",
+        ),
         (["--seconds", "0", "tcp://h:1"], "argument --seconds: '0' is no number of seconds above 0"),
         (["--seconds", "nan", "tcp://h:1"], "argument --seconds: 'nan' is no number of seconds above 0"),
         (["--every", "x", "tcp://h:1"], "argument --every: 'x' is no number of seconds above 0"),

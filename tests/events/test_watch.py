@@ -24,6 +24,7 @@ from kvcache_otel import semconv
 from kvcache_otel.events import subscription as subscription_module
 from kvcache_otel.events import watch as watch_module
 from kvcache_otel.events.feed import Feed
+from kvcache_otel.events.few import FEW
 from kvcache_otel.events.source import Source, parse
 from kvcache_otel.events.subscription import MOST_TOPICS
 from kvcache_otel.events.worker import MOST_RANKS
@@ -796,6 +797,21 @@ def test_an_endpoint_that_zeromq_does_not_take_is_left_out(
     assert "odd" not in driven.watch.index.workers
     driven.want(f"other={other.endpoint}")
     assert driven.agrees("other", other.expected)
+
+
+def test_ten_thousand_sources_that_zeromq_does_not_take_are_not_as_many_lines(
+    driven: Driven, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = driven.publisher()
+    odd = [Source(f"odd{number}", "tcp://[::1%nowhere]:nothing") for number in range(10_000)]
+    driven.watch.want([*odd, parse(f"other={other.endpoint}")])
+    driven.subscribed(other)
+    assert len(said(caplog, "is left out as long as this lasts: tcp://[::1%nowhere]:nothing")) == FEW
+    assert said(caplog, "more sources") == [f"kvcache: {10_000 - FEW} more sources are left out as long as this lasts"]
+    assert driven.rows(semconv.TELEMETRY_ERRORS, semconv.KVCACHE_TELEMETRY_HOOK) == {"watch.sources": 10_000}
+    other.publish(stored([1]))
+    driven.until(lambda: driven.agrees("other", other.expected), 60)
+    assert len(said(caplog, "left out")) == FEW + 1, "it is said once, however often it is tried"
 
 
 def test_200_sources(driven: Driven) -> None:

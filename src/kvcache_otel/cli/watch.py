@@ -89,13 +89,16 @@ def run(options: argparse.Namespace) -> int:
         return 2
     del msgspec, zmq
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=_handlers())
+    from kvcache_otel.events.agreement import agree
     from kvcache_otel.events.discovery import Discovery
     from kvcache_otel.events.source import SourceError, parse
 
     try:
-        given = [parse(text) for text in options.source]
+        given, wrong = agree([parse(text) for text in options.source])
     except SourceError as error:
-        print(f"kvcache-otel watch: {error}", file=sys.stderr)
+        given, wrong = [], [str(error)]
+    if wrong:
+        print(f"kvcache-otel watch: {wrong[0]}", file=sys.stderr)
         return 2
     if not given and options.sources is None:
         print(f"kvcache-otel watch: there is no SOURCE: {SOURCE}", file=sys.stderr)
@@ -146,6 +149,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     end = float("inf") if lasting is None else time.monotonic() + lasting
     every = options.every or (LIVE_SECONDS if is_drawn() else LINES_SECONDS)
     known: tuple[Source, ...] | None = None
+    found_wrong = 0
     next_view = time.monotonic() + every
     reached = True
     try:
@@ -155,7 +159,8 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
                 if found is not known:
                     known = found
                     watch.want(found)
-                complaints.add(discovery.complaints - complaints.value)
+                found_wrong, before = discovery.complaints, found_wrong
+                complaints.add(found_wrong - before)
                 watch.poll(min(ROUND_SECONDS, end - now))
                 if time.monotonic() >= next_view:
                     show(last=False)

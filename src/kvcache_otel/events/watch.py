@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from kvcache_otel import semconv
+from kvcache_otel.events.few import Few
 from kvcache_otel.events.names import Names
 from kvcache_otel.events.stream import Limits
 from kvcache_otel.events.subscription import LEAST_HELD, Subscription
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from kvcache_otel.events.index import BlockIndex
     from kvcache_otel.events.source import Source
     from kvcache_otel.events.worker import Worker
+    from kvcache_otel.record.probe import Labels
 
 _logger = logging.getLogger(__name__)
 
@@ -73,6 +76,7 @@ class Watch:
         self._users: dict[str, int] = {}
         self._whose: dict[str, tuple[str, str]] = {}
         self._refused: set[Source] = set()
+        self._few = Few(_logger, logging.ERROR, "kvcache: %d more sources are left out as long as this lasts")
         self._again = float("inf")
         self._due = float("inf")
         self._look_at = self._bound_at = 0.0
@@ -91,6 +95,7 @@ class Watch:
         for source in wanted:
             if source not in self.subscriptions and source not in self._refused:
                 self._begin(source, len(wanted))
+        self._few.end()
 
     def poll(self, seconds: float) -> None:
         """Takes what has come and does what is due, once; waits for so long where there is nothing.
@@ -167,7 +172,8 @@ class Watch:
         except Exception as error:
             if source not in self._refused:
                 self._refused.add(source)
-                _logger.error(
+                self._wrong()
+                self._few.say(
                     "kvcache: source %r is left out as long as this lasts: %s: %s",
                     printable(source.name),
                     source.endpoint,
@@ -180,6 +186,11 @@ class Watch:
         self.subscriptions[source] = subscription
         subscription.begin(self._clock())
         self._due = 0.0
+
+    def _wrong(self) -> None:
+        """Counts a source that cannot be one."""
+        labels: Labels = {semconv.KVCACHE_TELEMETRY_HOOK: "watch.sources"}
+        self.index.recorder.counter(semconv.TELEMETRY_ERRORS, labels).add(1)
 
     def _end(self, source: Source) -> None:
         subscription = self.subscriptions.pop(source)
