@@ -26,7 +26,7 @@ from kvcache_otel.events import watch as watch_module
 from kvcache_otel.events.feed import Feed
 from kvcache_otel.events.few import FEW
 from kvcache_otel.events.source import Source, parse
-from kvcache_otel.events.subscription import MOST_TOPICS
+from kvcache_otel.events.subscription import MOST_TOPICS, Subscription
 from kvcache_otel.events.worker import MOST_RANKS
 from tests.events.fake_peer import memory, tcp_server
 from tests.events.fake_publisher import (
@@ -771,6 +771,39 @@ def test_a_port_that_is_in_use_is_said_once_and_taken_when_it_is_free(
     publisher.publish(stored([1]))
     driven.until(lambda: driven.agrees("in/t", publisher.expected))
     assert len(said(caplog, "is left out")) == 1
+
+
+def test_sources_that_are_left_out_are_tried_again_a_few_at_a_time(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(watch_module, "AGAIN_AT_ONCE", 7)
+    tried: list[str] = []
+
+    class Tried(Subscription):
+        def __init__(self, context: Any, source: Source, *more: Any) -> None:
+            tried.append(source.name)
+            super().__init__(context, source, *more)
+
+    monkeypatch.setattr(watch_module, "Subscription", Tried)
+    blocker = driven.context.socket(zmq.PULL)
+    port = blocker.bind_to_random_port("tcp://*")
+    odd = [Source(f"odd{number}", "ipc://" + "x" * 200) for number in range(50)]
+    driven.watch.want([*odd[:25], parse(f"taken=tcp://*:{port}"), *odd[25:]])
+    assert len(tried) == 51
+    blocker.close()
+    tried.clear()
+
+    def taken() -> bool:
+        before = len(tried)
+        driven.watch.poll(0.02)
+        assert len(tried) - before <= 7
+        return len(driven.watch.subscriptions) == 1
+
+    driven.until(taken)
+    driven.until(lambda: tried.count("odd0") > 2)
+    turns = [tried.count(f"odd{number}") for number in range(50)]
+    assert max(turns) - min(turns) <= 1, "each has its turn"
 
 
 def test_other_options_for_publishers_that_connect_to_us(driven: Driven) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import zmq
@@ -45,8 +46,9 @@ microseconds."""
 BOUND_SECONDS = 1.0
 """Between two times that the blocks of all are counted, which takes a microsecond for each book."""
 
-AGAIN_SECONDS = 1.0
-"""Between two times that a source is tried that cannot be subscribed to: a port may still be in use."""
+AGAIN_SECONDS, AGAIN_AT_ONCE = 1.0, 64
+"""Between two times that sources are tried that cannot be subscribed to, since a port may still be in use; and how many
+of them, in turn."""
 
 
 class Watch:
@@ -75,7 +77,7 @@ class Watch:
         self._readers: dict[zmq.Socket[bytes], Callable[[float], None]] = {}
         self._users: dict[str, int] = {}
         self._whose: dict[str, tuple[str, str]] = {}
-        self._refused: set[Source] = set()
+        self._refused: dict[Source, None] = {}
         self._few = Few(_logger, logging.ERROR, "kvcache: %d more sources are left out as long as this lasts")
         self._again = float("inf")
         self._due = float("inf")
@@ -91,7 +93,7 @@ class Watch:
         wanted = dict.fromkeys(sources)
         for source in [source for source in self.subscriptions if source not in wanted]:
             self._end(source)
-        self._refused.intersection_update(wanted)
+        self._refused = {source: None for source in self._refused if source in wanted}
         for source in wanted:
             if source not in self.subscriptions and source not in self._refused:
                 self._begin(source, len(wanted))
@@ -119,9 +121,9 @@ class Watch:
             return
         self._late = False
         if now >= self._again:
-            self._again = float("inf")
-            for source in list(self._refused):
+            for source in list(islice(self._refused, AGAIN_AT_ONCE)):
                 self._begin(source, len(self.subscriptions) + len(self._refused))
+            self._again = now + AGAIN_SECONDS if self._refused else float("inf")
         due = self._again if not self.subscriptions else min(self._again, self._look_at)
         for subscription in self.subscriptions.values():
             due = min(due, subscription.tick(now))
@@ -170,8 +172,9 @@ class Watch:
                 self._context, source, self.index.recorder, self._worker, self._register, limits, self._names
             )
         except Exception as error:
-            if source not in self._refused:
-                self._refused.add(source)
+            if source in self._refused:
+                del self._refused[source]  # It is the last in turn.
+            else:
                 self._wrong()
                 self._few.say(
                     "kvcache: source %r is left out as long as this lasts: %s: %s",
@@ -179,10 +182,11 @@ class Watch:
                     source.endpoint,
                     printable(error),
                 )
+            self._refused[source] = None
             self._again = self._clock() + AGAIN_SECONDS
             self._due = min(self._due, self._again)
             return
-        self._refused.discard(source)
+        self._refused.pop(source, None)
         self.subscriptions[source] = subscription
         subscription.begin(self._clock())
         self._due = 0.0
