@@ -161,6 +161,73 @@ def test_a_reset_clears_every_rank_of_its_publisher_and_no_other(driven: Driven)
     assert driven.batches("w") == {0: {"resets": 1}, 9: ZERO}
 
 
+@pytest.mark.parametrize("rank", [None, 3])
+def test_sources_of_one_name_and_one_rank_are_added_up_and_said(
+    driven: Driven, caplog: pytest.LogCaptureFixture, rank: int | None
+) -> None:
+    rng = random.Random(8)
+    one, other = driven.publisher(), driven.publisher()
+    texts = [f"w={publisher.endpoint}?engine=sglang" for publisher in (one, other)]
+    of = rank or 0
+    expected = {publisher: Expected(copies=False) for publisher in (one, other)}
+
+    def send(publisher: FakePublisher, *events: dict[str, Any]) -> None:
+        publisher.send(b"", frame(publisher.number), batch(*events, rank=rank) if rank else encode([1.5, events]))
+        publisher.number += 1
+        expected[publisher].apply(events)
+
+    def resident() -> dict[tuple[int, str], int]:
+        both = [each.resident() for each in expected.values()]
+        return {(of, tier): sum(each.get(tier, 0) for each in both) for tier in {*both[0], *both[1]}}
+
+    driven.want(*texts)
+    driven.subscribed(one, other)
+    for _ in range(50):
+        for publisher in (one, other):
+            send(publisher, *traffic(rng))
+    driven.until(lambda: driven.resident("w") == resident())
+    assert {rank for rank, _, _ in driven.rows(semconv.EVENTS, RANK, TYPE, MEDIUM, worker="w")} == {of}
+    [line] = said(caplog, "their rows are added up")
+    assert f"'w' at {one.endpoint}" in line
+    assert f"'w' at {other.endpoint}" in line
+    assert f"are both worker 'w', rank {of}, " in line
+    assert driven.rows(semconv.TELEMETRY_ERRORS, semconv.KVCACHE_TELEMETRY_HOOK) == {"watch.sources": 1}
+    one.number, expected[one] = 0, Expected(copies=False)  # It starts again: the other's books stay.
+    send(one, stored([1, 2]))
+    driven.until(lambda: driven.batches("w")[of].get("resets") == 1)
+    tiers = driven.resident("w").keys()
+    assert driven.resident("w") == dict.fromkeys(tiers, 0) | resident()
+    driven.want(texts[1])
+    expected[one] = Expected(copies=False)
+    assert driven.resident("w") == dict.fromkeys(tiers, 0) | resident()
+    driven.want(*texts)  # It goes on where it was, and is said to be the same again.
+    one.subscriptions.clear()
+    driven.subscribed(one)
+    send(one, stored([7, 8, 9]))
+    driven.until(lambda: driven.resident("w") == dict.fromkeys(tiers, 0) | resident())
+    assert driven.rows(semconv.TELEMETRY_ERRORS, semconv.KVCACHE_TELEMETRY_HOOK) == {"watch.sources": 2}
+    assert len(said(caplog, "their rows are added up")) == 1
+
+
+def test_a_rank_that_moves_to_another_source_goes_on(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    before, stays, after = driven.publisher(rank=1), driven.publisher(rank=0), driven.publisher(rank=1)
+    texts = [f"w={publisher.endpoint}?engine=vllm" for publisher in (before, stays, after)]
+    for wanted, publisher in ((texts[:2], before), (texts[1:], after)):
+        driven.want(*wanted)
+        driven.subscribed(publisher, stays)
+        publisher.publish(stored([1, 2, 3]), stored([1]))
+        driven.until(lambda: driven.resident("w").get((1, "device")) == 3)
+        publisher.publish(removed([1, 2, 3]))  # What is left of 1 is its second copy.
+        driven.until(lambda: driven.resident("w").get((1, "device")) == 1)
+    events = driven.rows(semconv.EVENTS, RANK, TYPE, MEDIUM, worker="w")
+    assert events[1, "block_stored", "device"] == 4, "counters go on"
+    assert not said(caplog, "added up")
+    room: Any = driven.watch.index
+    driven.want()
+    assert workers(driven) == set()
+    assert room._room.owners == 1024
+
+
 def test_ranks_without_end_are_bounded_and_reset_together(driven: Driven) -> None:
     publisher = driven.publisher()
     driven.want(f"w={publisher.endpoint}?engine=vllm")
@@ -933,7 +1000,7 @@ def test_sources_that_come_and_go_a_thousand_times_leave_nothing(driven: Driven)
     assert not watch._poller.sockets
     assert not driven.watch.index.workers
     assert _series(driven) == rows
-    assert driven.watch.index._room == 1024  # pyright: ignore[reportPrivateUsage]
+    assert driven.watch.index._room.owners == 1024  # pyright: ignore[reportPrivateUsage]
 
 
 def _series(driven: Driven) -> dict[str, int]:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-OWNERS = 1024
-"""Workers and ranks that have rows of their own; what the others have is added up."""
-
 ROUND_SECONDS = 0.25
 """How long the loop waits for messages before it looks whether it is to end, or whether there are other sources."""
 
@@ -128,7 +125,9 @@ def _allow_many_sockets() -> None:
 
 def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     from kvcache_otel.cli.watch_view import is_drawn, view
+    from kvcache_otel.events.discovery import MOST_SOURCES
     from kvcache_otel.events.index import BlockIndex, series
+    from kvcache_otel.events.room import FURTHER
     from kvcache_otel.events.watch import Watch
     from kvcache_otel.export.provider import needs_replay, start
     from kvcache_otel.identity import Identity
@@ -139,11 +138,13 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     _allow_many_sockets()
     settings = Settings.from_environ(os.environ)
     recorder = Recorder(
-        Identity(Engine.CUSTOM, BlockIndex.__name__), replay=needs_replay(settings), series_limit=series(OWNERS)
+        Identity(Engine.CUSTOM, BlockIndex.__name__),
+        replay=needs_replay(settings),
+        series_limit=series(MOST_SOURCES + FURTHER),
     )
     exporter = start(recorder, settings)
     complaints = recorder.counter(TELEMETRY_ERRORS, {KVCACHE_TELEMETRY_HOOK: "watch.sources"})
-    watch = Watch(BlockIndex(recorder))
+    watch = Watch(BlockIndex(recorder, further=FURTHER))
     discovery.start()
     lasting = options.seconds or (5.0 if options.once else None)
     end = float("inf") if lasting is None else time.monotonic() + lasting

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kvcache_otel.events.inlet import Excess, Register
     from kvcache_otel.events.names import Names
+    from kvcache_otel.events.room import Share
     from kvcache_otel.events.source import Source
     from kvcache_otel.events.stream import Limits
     from kvcache_otel.events.worker import Worker
@@ -71,6 +72,7 @@ class Subscription:
         source: Where to.
         endpoint: The same, with an address in place of a name; empty as long as that is not known.
         names: Knows what hosts are.
+        share: What it may have of the room for rows.
         connections: Publishers that are connected now.
         greeted: Whether one has ever been that speaks ZeroMQ.
         feeds: The publishers that have been heard, by topic.
@@ -82,7 +84,8 @@ class Subscription:
         context: zmq.Context[zmq.Socket[bytes]],
         source: Source,
         recorder: Recorder,
-        worker: Callable[[Source, str], Worker],
+        worker: Callable[[Source, str, Share], Worker],
+        share: Share,
         register: Register,
         limits: Limits,
         names: Names,
@@ -91,7 +94,8 @@ class Subscription:
         context: ZeroMQ's.
         source: Where to.
         recorder: Where the rows are.
-        worker: Returns the worker of a source and one of its topics.
+        worker: Returns the worker of a source and one of its topics, which has room of a share.
+        share: What it may have of the room for rows.
         register: Sees to it that a socket's function is called when something has come; None for no more.
         limits: How much each stream may let wait.
         names: Knows what hosts are.
@@ -102,6 +106,7 @@ class Subscription:
         self.source = source
         self.endpoint = ""
         self.names = names
+        self.share = share
         self.register = register
         self.connections = 0
         self.greeted = False
@@ -228,7 +233,7 @@ class Subscription:
         return feed
 
     def _named(self, topic: str) -> Worker:
-        worker = self._worker(self.source, topic)
+        worker = self._worker(self.source, topic, self.share)
         self.workers.append(worker.name)
         return worker
 

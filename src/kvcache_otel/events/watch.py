@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from kvcache_otel import semconv
 from kvcache_otel.events.few import Few
 from kvcache_otel.events.names import Names
 from kvcache_otel.events.stream import Limits
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvcache_otel.events.index import BlockIndex
+    from kvcache_otel.events.room import Share
     from kvcache_otel.events.source import Source
     from kvcache_otel.events.worker import Worker
-    from kvcache_otel.record.probe import Labels
 
 _logger = logging.getLogger(__name__)
 
@@ -169,13 +168,20 @@ class Watch:
         limits = Limits(silence=SILENCE, held_bytes=min(max(HELD_BYTES // of, LEAST_HELD), MOST_HELD))
         try:
             subscription = Subscription(
-                self._context, source, self.index.recorder, self._worker, self._register, limits, self._names
+                self._context,
+                source,
+                self.index.recorder,
+                self._worker,
+                self.index.share(f"{printable(source.name)!r} at {printable(source.endpoint)}"),
+                self._register,
+                limits,
+                self._names,
             )
         except Exception as error:
             if source in self._refused:
                 del self._refused[source]  # It is the last in turn.
             else:
-                self._wrong()
+                self.index.wrong_source()
                 self._few.say(
                     "kvcache: source %r is left out as long as this lasts: %s: %s",
                     printable(source.name),
@@ -191,11 +197,6 @@ class Watch:
         subscription.begin(self._clock())
         self._due = 0.0
 
-    def _wrong(self) -> None:
-        """Counts a source that cannot be one."""
-        labels: Labels = {semconv.KVCACHE_TELEMETRY_HOOK: "watch.sources"}
-        self.index.recorder.counter(semconv.TELEMETRY_ERRORS, labels).add(1)
-
     def _end(self, source: Source) -> None:
         subscription = self.subscriptions.pop(source)
         subscription.close()
@@ -205,9 +206,9 @@ class Watch:
                 del self._users[name], self._whose[name]
                 self.index.release(name)
         for feed in subscription.feeds.values():
-            feed.empty()  # Its worker may have other sources; then only these ranks' books end.
+            feed.leave()  # Its worker may have other sources; then only these ranks' books end.
 
-    def _worker(self, source: Source, topic: str) -> Worker:
+    def _worker(self, source: Source, topic: str, share: Share) -> Worker:
         # Publishers that connect to us are told apart by their topics. Sources of one name are ranks of one worker.
         topic = topic if source.binds else ""
         name = f"{source.name}/{printable(topic)}" if topic else source.name
@@ -216,7 +217,9 @@ class Watch:
         self._users[name] = self._users.get(name, 0) + 1
         worker = self.index.workers.get(name)
         if worker is None:
-            worker = self.index.add(name, engine=source.engine, block_size=source.block_size, clears_device_only=None)
+            worker = self.index.add(
+                name, engine=source.engine, block_size=source.block_size, clears_device_only=None, share=share
+            )
         return worker
 
     def _register(self, socket: zmq.Socket[bytes], reader: Callable[[float], None] | None) -> None:
