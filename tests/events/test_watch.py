@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 import zmq
 
 from kvcache_otel import semconv
@@ -222,10 +223,11 @@ def test_a_rank_that_moves_to_another_source_goes_on(driven: Driven, caplog: pyt
     events = driven.rows(semconv.EVENTS, RANK, TYPE, MEDIUM, worker="w")
     assert events[1, "block_stored", "device"] == 4, "counters go on"
     assert not said(caplog, "added up")
-    room: Any = driven.watch.index
+    room = driven.watch.index._room  # pyright: ignore[reportPrivateUsage]
+    assert room.owners == 1024 - 2, "it needs no more room than before"
     driven.want()
     assert workers(driven) == set()
-    assert room._room.owners == 1024
+    assert room.owners == 1024
 
 
 def test_ranks_without_end_are_bounded_and_reset_together(driven: Driven) -> None:
@@ -279,6 +281,29 @@ def test_the_index_is_maintained_until_the_end_and_then_has_no_rows(driven: Driv
     driven.close()
     assert driven.rows(semconv.INDEX_MAINTAINED) == {(): 0}
     assert workers(driven) == set()
+
+
+def test_what_is_recorded_is_what_the_catalogue_says_of_watch(driven: Driven) -> None:
+    model = yaml.safe_load((Path(__file__).parents[2] / "model" / "kvcache.yaml").read_text())
+    said_of_it = {
+        group["metric_name"]: {attribute["ref"] for attribute in group.get("attributes", ())}
+        for group in model["groups"]
+        if "watch" in group.get("annotations", {}).get("kvcache", {}).get("recorded_by", ())
+    }
+    publisher = driven.publisher()
+    driven.watch.want([Source("odd", "ipc://" + "x" * 200), parse(f"w={publisher.endpoint}")])
+    driven.subscribed(publisher)
+    publisher.publish(stored([1]), {"type": "BlockStored"})
+    driven.until(lambda: driven.heard("w"))
+    found = {
+        spec.name: set(point.attributes) for spec in semconv.METRICS.values() for point in driven.recorder.points(spec)
+    }
+    assert found.keys() == said_of_it.keys()
+    identity = set(driven.recorder.identity.attributes())
+    for name, attributes in found.items():
+        # A row about a worker is about nobody else; the others are about this process.
+        assert attributes - (identity - {RANK}) <= said_of_it[name] | ({RANK} if WORKER not in attributes else set())
+        assert WORKER not in attributes or not attributes & (identity - {RANK})
 
 
 # -- down, up, restarted -----------------------------------------------------------------------------------------------
