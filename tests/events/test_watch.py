@@ -299,7 +299,7 @@ def test_what_is_recorded_is_what_the_catalogue_says_of_watch(driven: Driven) ->
         spec.name: set(point.attributes) for spec in semconv.METRICS.values() for point in driven.recorder.points(spec)
     }
     assert found.keys() == said_of_it.keys()
-    identity = set(driven.recorder.identity.attributes())
+    identity = set(dict(driven.recorder.identity.attributes()))
     for name, attributes in found.items():  # A row about a worker is about nobody else; others are about this process.
         assert attributes <= said_of_it[name] | (set() if WORKER in attributes else identity), name
 
