@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 PROGRAM = [sys.executable, "-m", "kvcache_otel"]
 
 
+SOON = 8.0
+"""Seconds in which a process ends that waits for nothing, on a machine that has much else to do. What it must not wait
+for would take ten and more: a collector that does not answer, or a reader who never reads."""
+
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -178,7 +182,7 @@ def test_lines_in_a_pipe(publisher: FakePublisher) -> None:
         )
         publisher.publish(stored([4], "DISK"))
         it.says("^worker=a rank=0 engine=vllm device=3 disk=1 events=2 ")
-        assert it.end(signal.SIGINT) < 2
+        assert it.end(signal.SIGINT) < SOON
 
 
 def test_a_reader_who_has_read_enough_ends_it(publisher: FakePublisher) -> None:
@@ -220,7 +224,7 @@ def test_a_reader_who_does_not_read_holds_nothing_up(publisher: FakePublisher, t
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < SOON
         assert "Traceback" not in log.read_text()
         assert "released, with 3 blocks" in log.read_text()
     finally:
@@ -338,7 +342,7 @@ def test_a_terminal_that_is_stopped_holds_nothing_up(publisher: FakePublisher, f
         began = time.monotonic()
         it.process.send_signal(signal.SIGTERM)
         assert it.process.wait(20) == 0
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON
 
 
 def _resident(port: int) -> str:
@@ -494,7 +498,7 @@ def test_a_file_of_sources_that_changes(context: zmq.Context[zmq.Socket[bytes]],
         it.out.clear()
         it.says("^worker=c")
         assert not [line for line in it.out[:-1] if line.startswith("worker=a")]
-        assert it.end(signal.SIGTERM) < 2
+        assert it.end(signal.SIGTERM) < SOON
 
 
 def test_what_is_wrong_with_a_file_of_sources_is_counted(publisher: FakePublisher, tmp_path: Path) -> None:
@@ -518,7 +522,7 @@ def test_what_is_wrong_with_a_file_of_sources_is_counted(publisher: FakePublishe
         wait_until(lambda: complaints() == 4)  # One contradicts, and one ZeroMQ does not take.
         it.says("WARNING kvcache: source 'a' is there twice at .*, the second time with topic=x")
         it.says("ERROR kvcache: source 'long' is left out as long as this lasts: ipc://xxx")
-        assert it.end(signal.SIGTERM) < 2
+        assert it.end(signal.SIGTERM) < SOON
 
 
 @pytest.mark.parametrize(
@@ -605,7 +609,7 @@ def test_a_signal_ends_it_soon_and_after_a_last_export(publisher: FakePublisher,
             publisher.publish(removed([1, 2, 10**6]))
             it.says("^worker=a .*device=17 .*events=37 lost=2 ")
             assert receiver.metrics() == []
-            assert it.end(number) < 2
+            assert it.end(number) < SOON
         owner = {"kvcache.worker": "a", "kvcache.rank.dp": 0}
 
         def got(name: str, **labels: str | int) -> int | float | None:
@@ -639,7 +643,7 @@ def test_a_collector_that_is_not_there_does_not_keep_it(publisher: FakePublisher
         subscribed(publisher)
         publisher.publish(stored([1]))
         it.says("^worker=a rank=0 .*device=1 ")
-        assert it.end(signal.SIGTERM) < 3
+        assert it.end(signal.SIGTERM) < SOON
 
 
 def test_seconds_end_it(publisher: FakePublisher) -> None:
@@ -709,7 +713,7 @@ def test_a_scrape_of_more_than_2000_series(publisher: FakePublisher) -> None:
             [total] = prometheus.query("sum(kvcache_events_total)")
             assert total.value == ranks
             assert prometheus.query('{otel_metric_overflow!=""}') == []
-        assert it.end(signal.SIGTERM) < 2
+        assert it.end(signal.SIGTERM) < SOON
 
 
 # -- what is not imported ----------------------------------------------------------------------------------------------
