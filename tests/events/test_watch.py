@@ -202,8 +202,7 @@ def test_sources_of_one_name_and_one_rank_are_added_up_and_said(
     expected[one] = Expected(copies=False)
     assert driven.resident("w") == dict.fromkeys(tiers, 0) | resident()
     driven.want(*texts)  # It goes on where it was, and is said to be the same again.
-    one.subscriptions.clear()
-    driven.subscribed(one)
+    driven.until(lambda: one.subscriptions.count(b"\x01") == 2)
     send(one, stored([7, 8, 9]))
     driven.until(lambda: driven.resident("w") == dict.fromkeys(tiers, 0) | resident())
     assert driven.rows(semconv.TELEMETRY_ERRORS, semconv.KVCACHE_TELEMETRY_HOOK) == {"watch.sources": 2}
@@ -920,6 +919,21 @@ def test_an_endpoint_that_zeromq_does_not_take_is_left_out(
     assert "odd" not in driven.watch.index.workers
     driven.want(f"other={other.endpoint}")
     assert driven.agrees("other", other.expected)
+
+
+def test_lines_of_the_log_are_short_whatever_sources_are_called(
+    driven: Driven, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "x" * 10_000
+    driven.want(
+        f"tcp://{long}:1",
+        f"{'n' * 128}=ipc://{long}",
+        f"tcp://127.0.0.1:{free_port()}?topic={long}",
+        f"tcp://127.0.0.1:{free_port()}?replay=tcp://{long}:1",
+    )
+    driven.until(lambda: said(caplog, "cannot be resolved") and len(said(caplog, "cannot be reached")) == 2)
+    assert len(said(caplog, "is left out")) == 1
+    assert max(map(len, caplog.messages)) < 1_000
 
 
 def test_ten_thousand_sources_that_zeromq_does_not_take_are_not_as_many_lines(

@@ -134,7 +134,7 @@ class Feed:
             _logger.warning(
                 "kvcache: source %r: no answer from its replay at %s; what is missed counts as lost",
                 printable(self._subscription.source.name),
-                self._replay,
+                printable(self._replay),
             )
 
     def look(self, now: float) -> None:
@@ -153,7 +153,7 @@ class Feed:
                 now,
                 "kvcache: source %r: its replay at %s is broken off: %s; what is missed counts as lost",
                 printable(self._subscription.source.name),
-                self._replay,
+                printable(self._replay),
                 excess.why,
             )
 

@@ -66,7 +66,7 @@ class BlockIndex:
         """Returns what a source may have of the room for rows: its first worker or rank always has some.
 
         Args:
-            source: What and where it is, for the log.
+            source: What and where it is, as the log is to say it.
         """
         return Share(self._room, source)
 

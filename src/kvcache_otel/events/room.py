@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 
-from kvcache_otel.record.labels import printable
-
 _logger = logging.getLogger(__name__)
 
 FURTHER = 1024
@@ -52,7 +50,7 @@ class Share:
     """What one source has of it.
 
     Attributes:
-        source: What and where the source is, for the log.
+        source: What and where the source is, as the log says it.
     """
 
     __slots__ = ("__weakref__", "_first", "_further", "_room", "_said", "source")
@@ -75,7 +73,7 @@ class Share:
                 _logger.warning(
                     "kvcache: source %s names more than %d workers and ranks; the others are added up in "
                     "kvcache.worker=%r",
-                    printable(self.source),
+                    self.source,
                     SHARE,
                     room.other,
                 )

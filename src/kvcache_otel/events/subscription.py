@@ -348,7 +348,7 @@ class Subscription:
             self._foreign = None
             if not self._probing and (self._wanted or not self._heard):
                 self._silent_until = now + SILENT_SECONDS
-            self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
+            self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, printable(self.source.endpoint))
             return
         if event & DOWN:
             self.connections = max(self.connections - 1, 0)
@@ -361,7 +361,7 @@ class Subscription:
                 now,
                 "kvcache: source %r is disconnected at %s: its publisher is gone, or has sent more than %d MiB at once",
                 name,
-                self.source.endpoint,
+                printable(self.source.endpoint),
                 LARGEST // 2**20,
             )
             return
@@ -374,7 +374,7 @@ class Subscription:
                 now,
                 "kvcache: source %r cannot be reached at %s; it is tried again and again",
                 name,
-                self.source.endpoint,
+                printable(self.source.endpoint),
             )
 
     @property
@@ -389,7 +389,7 @@ class Subscription:
     def _break_off(self, excess: Excess, now: float) -> None:
         self._blamed().count(excess.reason)
         text = "kvcache: source %r is broken off at %s: %s"
-        arguments = (printable(self.source.name), self.source.endpoint, excess.why)
+        arguments = (printable(self.source.name), printable(self.source.endpoint), excess.why)
         if self.source.binds:  # There are others.
             tcp.hang_up(excess.fd)
             self.tell(logging.WARNING, now, text, *arguments)

@@ -185,7 +185,7 @@ class Watch:
                 self._few.say(
                     "kvcache: source %r is left out as long as this lasts: %s: %s",
                     printable(source.name),
-                    source.endpoint,
+                    printable(source.endpoint),
                     printable(error),
                 )
             self._refused[source] = None

@@ -312,8 +312,8 @@ class Worker:
             _logger.warning(
                 "kvcache: sources %s and %s are both worker %r, rank %d, which is what a batch without a rank means: "
                 "their rows are added up; a name for each keeps them apart",
-                printable(other.source),
-                printable(share.source),
+                other.source,
+                share.source,
                 printable(self.name),
                 rank,
             )
