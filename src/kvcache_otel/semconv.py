@@ -152,7 +152,7 @@ class Reason:
     UNDERFLOW: Final = "underflow"
     """A count would have fallen below zero."""
     UNKNOWN_REMOVE: Final = "unknown_remove"
-    """A block was removed that had never been stored."""
+    """A block was removed that was not there."""
     RECOUNT: Final = "recount"
     """A full recount differed from the running count."""
     CONSERVATION: Final = "conservation"

@@ -12,6 +12,8 @@ import pytest
 
 from kvcache_otel.events import discovery as discovery_module
 from kvcache_otel.events.discovery import LARGEST_FILE, MOST_SOURCES, UNSETTLED, Discovery
+from kvcache_otel.events.few import FEW
+from kvcache_otel.events.names import MOST_AT_ONCE
 from kvcache_otel.events.source import Source, parse
 from tests.support.processes import wait_until
 
@@ -153,9 +155,49 @@ def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_a_source(file: Path) ->
     assert Discovery((), file).found == sources(A)
 
 
-def test_a_source_that_is_given_twice_is_there_once(file: Path) -> None:
-    file.write_text(f"{A}\n{A}\n{A}?engine=vllm\nother=tcp://10.0.0.1:1\n")
-    assert Discovery(sources(A), file).found == sources(A, "other=tcp://10.0.0.1:1")
+def test_a_source_that_is_there_twice_is_there_once_and_is_said(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text(f"{A}\n{A}?engine=vllm\nother=tcp://10.0.0.1:1\nb=tcp://10.0.0.2:2?engine=sglang\n")
+    discovery = Discovery(sources(A, f"{B}?engine=vllm"), file)
+    assert discovery.found == sources(A, f"{B}?engine=vllm", "other=tcp://10.0.0.1:1")
+    same, other, engine = (message.removeprefix("kvcache: ") for message in caplog.messages)
+    assert same == "source 'a' is there twice at tcp://10.0.0.1:1, in the same words: the second is left out"
+    assert "with engine=vllm where it had engine=auto" in other
+    assert "with engine=sglang where it had engine=vllm" in engine
+    assert discovery.problems == [same, other, engine]
+    assert discovery.complaints == 3
+    for _ in range(3):
+        discovery.look(names=True)
+    assert discovery.complaints == 3
+    changed(discovery, file, "")
+    assert discovery.problems == []
+    changed(discovery, file, f"{A}\n")
+    assert len(caplog.messages) == discovery.complaints == 4, "it is said again when it is there again"
+
+
+def test_sources_of_one_name_that_contradict_each_other(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text("p=tcp://h:1\np=tcp://h:2?engine=vllm\np=tcp://h:3?engine=sglang\n")
+    discovery = Discovery((), file)
+    assert discovery.found == sources("p=tcp://h:1?engine=vllm", "p=tcp://h:2?engine=vllm")
+    [said] = caplog.messages
+    assert "source 'p' at tcp://h:3 has engine=sglang, and at tcp://h:2 engine=vllm" in said
+
+
+def test_names_that_resolve_to_the_same_contradict_each_other(caplog: pytest.LogCaptureFixture) -> None:
+    resolver = FakeResolver(one=["10.0.0.1", "10.0.0.2"], two=["10.0.0.2"])
+    discovery = many(resolver, "p=dns+tcp://one:7?engine=vllm", "p=dns+tcp://two:7")
+    assert names(discovery) == ["p/10.0.0.1:7", "p/10.0.0.2:7"]
+    assert {source.engine for source in discovery.found} == {"vllm"}, "what one says holds for all of its name"
+    [said] = caplog.messages
+    assert "source 'p/10.0.0.2:7' is there twice at tcp://10.0.0.2:7, in the same words" in said
+
+
+def test_ten_thousand_contradictions_are_not_as_many_lines(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.write_text("\n".join([A, *(f"{A}?block_size={size}" for size in range(1, 10_001))]))
+    discovery = Discovery((), file)
+    assert discovery.found == sources(A)
+    assert len(caplog.messages) == FEW + 1
+    assert caplog.messages[-1] == f"kvcache: {10_000 - FEW} more sources contradict others, and are left out"
+    assert discovery.complaints == 10_000
 
 
 def _vanish(file: Path) -> None:
@@ -353,6 +395,16 @@ def test_a_name_in_a_file_is_resolved_when_it_appears_and_not_at_every_look(file
     assert resolver.asked == ["pods"]
 
 
+def test_many_names_that_cannot_be_resolved_are_not_as_many_lines(caplog: pytest.LogCaptureFixture) -> None:
+    hosts = [f"h{number}" for number in range(500)]
+    resolver = FakeResolver(**dict.fromkeys(hosts, OSError("gone")), good=["10.0.0.1"])
+    discovery = many(resolver, *(f"{host}=dns+tcp://{host}:7" for host in (*hosts, "good")))
+    assert names(discovery) == ["good/10.0.0.1:7"]
+    assert len(caplog.messages) == FEW + 1
+    assert caplog.messages[-1] == f"kvcache: {500 - FEW} more sources are not resolved"
+    assert discovery.complaints == len(discovery.problems) == 500
+
+
 def test_the_system_resolver() -> None:
     discovery = Discovery(sources("l=dns+tcp://localhost:7"), None)
     discovery.look(names=True)
@@ -367,16 +419,47 @@ def test_a_resolver_that_hangs_holds_up_nobody(file: Path) -> None:
     resolver = FakeResolver(slow=never, pods=["10.0.0.1"])
     file.write_text(B)
     discovery = Discovery(
-        sources("p=dns+tcp://pods:7", "s=dns+tcp://slow:7", A), file, file_seconds=0.01, resolve=resolver
+        sources("s=dns+tcp://slow:7", "p=dns+tcp://pods:7", A),
+        file,
+        file_seconds=0.01,
+        names_seconds=0.05,
+        resolve=resolver,
     )
     assert discovery.found == sources(A, B)
     discovery.start()
     try:
         wait_until(lambda: names(discovery) == ["p/10.0.0.1:7", "a", "b"])
         assert "slow" in resolver.asked
+        file.write_text(C)  # Neither the file nor the others wait for it, then or later.
+        resolver.answers["pods"] = ["10.0.0.2"]
+        wait_until(lambda: names(discovery) == ["p/10.0.0.2:7", "a", "c"])
+        assert resolver.asked.count("slow") == 1, "it is not asked again while it is"
     finally:
         discovery.stop()
         never.set()
+
+
+def test_no_more_names_are_looked_up_at_a_time_than_may_be() -> None:
+    never, asked, most = threading.Event(), list[str](), list[int]()
+
+    def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        most.append(sum(thread.name == "kvcache-otel-name" for thread in threading.enumerate()))
+        assert never.wait(30)
+        return ["10.0.0.1"]
+
+    before = sum(thread.name == "kvcache-otel-name" for thread in threading.enumerate())
+    texts = [f"{number}=dns+tcp://h{number}:7" for number in range(MOST_AT_ONCE + 20)]
+    discovery = Discovery(sources(*texts), None, file_seconds=0.01, resolve=resolve)
+    discovery.start()
+    try:
+        wait_until(lambda: len(asked) == MOST_AT_ONCE)
+        never.set()
+        wait_until(lambda: len(discovery.found) == len(texts))
+        assert max(most) - before <= MOST_AT_ONCE
+        assert len(asked) == len(set(asked)) == len(texts)
+    finally:
+        discovery.stop()
 
 
 def test_it_looks_again_and_again_and_stops(file: Path) -> None:

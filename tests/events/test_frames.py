@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel.events import frames
@@ -85,6 +85,7 @@ def test_a_request_is_what_a_publisher_reads() -> None:
     assert frames.request(2**64 - 1) == [b"", END]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=10) | st.just(END), max_size=6))
 def test_nothing_else_is_raised(message: list[bytes]) -> None:
     for read in (frames.published, frames.answered):

@@ -31,6 +31,8 @@ VLLM: dict[str, Any] = {
     "array with lora_name": stored_array([1], "GPU", None),
     "array with a name": stored_array([1], "GPU", "adapter"),
     "array with more": stored_array([1], "GPU", None, None, 0),
+    "removal as an array, with a group": removed_array([1], "GPU", 0),
+    "removal as an array, without a group": removed_array([1], "GPU", None),
 }
 SGLANG: dict[str, Any] = {
     "no lora_name": BARE,
@@ -43,6 +45,7 @@ NOTHING: dict[str, Any] = {
     "old array": stored_array([1]),
     "removal": removed([1]),
     "removal as an array": removed_array([1]),
+    "removal as an array, with a reason": removed_array([1], "GPU", "evicted"),
     "cleared": CLEARED,
     "session": stored([1], lora_name="adapter", session_id="s"),
     "other": {"type": "TierBlocksCleared", "medium": "CPU"},
@@ -62,6 +65,65 @@ def test_what_an_event_tells(event: Any, engine: str | None) -> None:
         assert guess.see(decode(payload)) == (engine is not None)
         assert guess.engine == engine
         assert bool(guess.why) == (engine is not None)
+
+
+# What releases have written, batch by batch: whole envelopes, and the fields in the order and number that they had.
+# None is where two engines have written the same: then copies count, which can be forgotten later and not be made up.
+OLD_ARRAY = ["BlockStored", [1, 2], None, [1] * 32, 16, None]
+FORMS: dict[str, tuple[Any, str | None]] = {
+    "vllm, first releases": ([1.5, [OLD_ARRAY]], None),
+    "vllm, with ranks": ([1.5, [OLD_ARRAY], None], None),
+    "vllm, with ranks, hashes without a sign": ([1.5, [["BlockStored", [2**64 - 1], 2**63, [1], 1, None]], 0], "vllm"),
+    "vllm, with a medium": ([1.5, [[*OLD_ARRAY, "GPU"]], 0], None),
+    "vllm, offloading": ([1.5, [["BlockStored", [1], None, [], 0, None, "CPU"]], 0], "vllm"),
+    "vllm, with lora_name": ([1.5, [[*OLD_ARRAY, "GPU", None]], 0], "vllm"),
+    "vllm, with a lora": ([1.5, [[*OLD_ARRAY, "GPU", "sql"]], 0], "vllm"),
+    "vllm, with extra_keys": ([1.5, [[*OLD_ARRAY, "GPU", None, [None, ["m", 0]]]], 0], "vllm"),
+    "vllm, with group_idx": ([1.5, [[*OLD_ARRAY, "GPU", None, None, 1]], 0], "vllm"),
+    "vllm, with kinds": ([1.5, [[*OLD_ARRAY, "GPU", None, None, 1, "sliding_window", 128]], 0], "vllm"),
+    "vllm, removed": ([1.5, [["BlockRemoved", [1], "GPU"]], 0], None),
+    "vllm, removed from a group": ([1.5, [["BlockRemoved", [1], "GPU", 0, "full_attention", None]], 0], "vllm"),
+    "vllm, bytes": ([1.5, [["BlockRemoved", [bytes(32)]]]], "vllm"),
+    "vllm, a map around maps": (
+        {"ts": 1.5, "events": [{"type": "AllBlocksCleared"}], "data_parallel_rank": 0},
+        "vllm",
+    ),
+    "vllm, a map around arrays": ({"ts": 1.5, "events": [OLD_ARRAY], "data_parallel_rank": None}, "vllm"),
+    "vllm, maps": ([1.5, [stored([1])], 0], "vllm"),
+    "vllm, maps with a lora": ([1.5, [stored([1], lora_name="sql", extra_keys=[["sql"]])], 0], "vllm"),
+    "vllm, maps with locality": ([1.5, [stored([1], "FS", locality="REMOTE")], 0], "vllm"),
+    "vllm, maps, removed": ([1.5, [removed([1], "CPU")], 0], "vllm"),
+    "sglang, first releases": ([1.5, [OLD_ARRAY], None], None),
+    "sglang, first releases, signed": ([1.5, [["BlockStored", [-2], None, [[1, 2]], 1, None]], None], "sglang"),
+    "sglang, with a medium": ([1.5, [[*OLD_ARRAY, "GPU"]], 0], None),
+    "sglang, with a medium, signed": ([1.5, [["BlockStored", [-2], -1, [1], 1, None, "GPU"]], 0], "sglang"),
+    "sglang, host": ([1.5, [[*OLD_ARRAY, "CPU_PINNED"]], 0], "sglang"),
+    "sglang, host, first proposal": ([1.5, [[*OLD_ARRAY, "CPU_TIER1"]], 0], "sglang"),
+    "sglang, storage": ([1.5, [["BlockRemoved", [1], "DISK"]], 0], "sglang"),
+    "sglang, far storage": ([1.5, [["BlockRemoved", [1], "EXTERNAL"]], 0], "sglang"),
+    "sglang, salted": ([1.5, [[*OLD_ARRAY, "GPU", {"cache_salt": "s", "session_id": "x"}]], 0], "sglang"),
+    "sglang, removed": ([1.5, [["BlockRemoved", [1], "GPU"]], 0], None),
+    "sglang, removed, no medium": ([1.5, [["BlockRemoved", [1], None]], 0], None),
+    "sglang, maps": ([1.5, [BARE], 0], "sglang"),
+    "sglang, maps, salted": ([1.5, [BARE | {"cache_salt": "s", "session_id": "x"}], 0], "sglang"),
+    "sglang, maps for dynamo": ([1.5, [BARE | {"lora_name": "sql"}], 0], None),
+    "sglang, maps for dynamo, signed": ([1.5, [stored([-1], lora_name="sql")], 0], "sglang"),
+    "sglang, maps, host": ([1.5, [BARE | {"medium": "CPU_PINNED", "lora_name": "sql"}], 0], "sglang"),
+    "sglang, its name for the rank": ({"ts": 1.5, "events": [OLD_ARRAY], "attn_dp_rank": 0}, "sglang"),
+    "cleared": ([1.5, [["AllBlocksCleared"]], 0], None),
+    "cleared, a map": ([1.5, [CLEARED], None], None),
+    "another's, hidden in a shared store": ([1.5, [["BlockStored", [1], 0, [], 0, None, "SHARED_STORAGE"]]], None),
+    "another's, with an offset": ([1.5, [[*OLD_ARRAY, "GPU", 7]], 0], None),
+}
+
+
+@pytest.mark.parametrize(("payload", "engine"), FORMS.values(), ids=FORMS)
+def test_what_releases_have_written(payload: Any, engine: str | None) -> None:
+    batch = decode(encode(payload))
+    assert not batch.failures
+    guess = EngineGuess()
+    guess.see(batch)
+    assert guess.engine == engine
 
 
 @pytest.mark.parametrize(("name", "engine"), [("data_parallel_rank", "vllm"), ("attn_dp_rank", "sglang")])

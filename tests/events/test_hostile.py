@@ -51,16 +51,39 @@ def said(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
 
 
 class Sent:
-    """How often a peer was connected to, and what it got rid of, one number for each time."""
+    """How often a peer was connected to, and what it got rid of, one number for each time.
 
-    def __init__(self) -> None:
+    It is as fast as it can be, but for one thing: between two looks of ours it sends no more than could come in the
+    time that is meant to be between them. How late a look is depends on what else this machine has to do.
+    """
+
+    def __init__(self, driven: Driven | None = None, between: int = 150 * MIB) -> None:
+        """Args:
+        driven: Whose looks it waits for; None for nobody's.
+        between: Bytes that it sends between two of them.
+        """
         self.bytes: list[int] = []
+        self._driven, self._between = driven, between
 
     def all_of(self, client: socket.socket, block: bytes, times: int) -> None:
         self.bytes.append(0)
+        looks, sent = self._looks(), 0
         for _ in range(times):
+            end = time.monotonic() + 30
+            while self._driven is not None and sent >= self._between:
+                assert time.monotonic() < end
+                if self._looks() != looks:
+                    looks, sent = self._looks(), 0
+                else:
+                    time.sleep(0.001)
             client.sendall(block)
             self.bytes[-1] += len(block)
+            sent += len(block)
+
+    def _looks(self) -> object:
+        """What is another after each look."""
+        watch: Any = None if self._driven is None else self._driven.watch
+        return None if watch is None else watch._look_at
 
 
 def endless(sent: Sent, size: int, frames: int, kind: bytes = b"PUB") -> Callable[[socket.socket], None]:
@@ -95,7 +118,8 @@ def grown(most: int) -> Generator[None]:
 def test_a_message_of_frames_without_end_is_broken_off(
     driven: Driven, caplog: pytest.LogCaptureFixture, size: int, frames: int, most: int
 ) -> None:
-    rng, sent = random.Random(1), Sent()
+    # Where frames are short, what ZeroMQ makes of them is much longer.
+    rng, sent = random.Random(1), Sent(driven, 150 * MIB if size >= MIB else 5 * MIB)
     good = [driven.publisher() for _ in range(2)]
     with tcp_server(endless(sent, size, frames)) as port, grown(most):
         driven.want(
@@ -290,7 +314,7 @@ def _recovers(driven: Driven, publisher: FakePublisher) -> None:
 
 
 def test_an_answer_without_end_is_broken_off(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
-    sent = Sent()
+    sent = Sent(driven)
     with grown(500 * MIB), _replayed(driven, endless(sent, MIB, 2000, b"ROUTER")) as publisher:
         driven.until(lambda: driven.failures("bad").get("frame_count"), 60)
         assert (
@@ -329,7 +353,7 @@ def test_answers_that_are_too_long_together_are_broken_off(
 def test_of_publishers_that_connect_to_us_the_one_is_hung_up_on_that_does_it(
     driven: Driven, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port, sent, rng = free_port(), Sent(), random.Random(2)
+    port, sent, rng = free_port(), Sent(driven), random.Random(2)
     driven.want(f"any=tcp://*:{port}")
     good = driven.publisher(connect=f"tcp://127.0.0.1:{port}", topic=b"good")
     driven.until(lambda: good.subscriptions)
@@ -487,6 +511,38 @@ def test_numbers_that_make_no_sense_do_not_fill_the_log(driven: Driven, caplog: 
     lines = said(caplog, "started again") + said(caplog, "batches lost so far")
     assert len(lines) == 10
     assert len(said(caplog, "(no more of its batches for a minute)")) == 1
+
+
+def test_a_storm_of_connections_without_a_word_is_counted(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    port, storm = free_port(), 200
+    driven.want(f"any=tcp://*:{port}")
+    good = driven.publisher(connect=f"tcp://127.0.0.1:{port}", topic=b"good")
+    driven.until(lambda: good.subscriptions)
+    for number in range(storm):
+        with socket.create_connection(("127.0.0.1", port), 10) as client:
+            if number % 2:  # Gone at once, or when it has been greeted.
+                client.recv(1)
+        driven.step(0)
+    driven.until(lambda: driven.failures("any") == {"other": storm})
+    good.publish(stored([1]))
+    driven.until(lambda: driven.agrees("any/good", good.expected))
+    [subscription] = driven.watch.subscriptions.values()
+    driven.until(lambda: subscription.connections == 1)
+    assert driven.failures("any") == {"other": storm}
+    assert driven.failures("any/good") == {}
+    assert len(said(caplog, "'any' sends what cannot be read (other)", "a connection ended before")) == 1
+    assert len(said(caplog, "'any'")) < 2 * subscription_module.LINES
+
+
+def test_a_door_that_is_shut_at_once_is_counted(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    shut = list[float]()
+    with tcp_server(lambda client: shut.append(time.monotonic())) as port:
+        driven.want(f"w=tcp://127.0.0.1:{port}")
+        driven.until(lambda: driven.failures("w").get("other", 0) >= 4)
+        assert driven.failures("w").keys() == {"other"}
+    driven.until(lambda: driven.failures("w")["other"] >= len(shut))
+    assert driven.failures("w")["other"] <= len(shut) + 1, "one may have come to a door that was not there any more"
+    assert len(said(caplog, "'w' sends what cannot be read (other)", "a connection ended before")) == 1
 
 
 _STORM = """

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
@@ -20,6 +20,7 @@ from kvcache_otel.events.owner import Owner
 from kvcache_otel.events.worker import MORE, MOST_RANKS, OTHER, Worker
 from kvcache_otel.identity import Identity
 from kvcache_otel.record.labels import LONGEST
+from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from tests.events.payloads import CLEARED, batch, encode, removed, removed_array, stored, stored_array
 from tests.events.test_wire import mutated, payloads
@@ -231,6 +232,26 @@ def test_g4_row_at_zero_stays_there(one: One) -> None:
     one.send(stored([7]), removed([7]))
     one.send(removed([7]))
     assert (one.resident, one.errors) == ({"device": 0}, {"unknown_remove": 1})
+
+
+def test_g4_by_count_a_removal_from_an_owner_and_tier_at_zero(received: Received) -> None:
+    """By count, as the probe takes it. A removal by its hash says more: that it is unknown, which is E3."""
+    probe = CacheProbe(received.recorder, IDENTITY)
+    empty, other = (probe.resident("host", "held") for _ in range(2))  # Two owners whose rows are one.
+
+    def row() -> int | float:
+        [point] = received.recorder.points(semconv.RESIDENT_BLOCKS)
+        return point.value
+
+    empty.set(0)
+    other.set(3)
+    empty.add(-1)
+    assert (row(), received.errors) == (3, {"underflow": 1}), "nothing is taken from the other owner"
+    empty.add(2)
+    other.add(-3)
+    assert (row(), received.errors) == (2, {"underflow": 1})
+    other.add(-1)
+    assert (row(), received.errors) == (2, {"underflow": 2})
 
 
 def test_g4_level_that_underflows_says_so(one: One) -> None:
@@ -474,7 +495,7 @@ def test_nothing_is_left_of_workers_that_come_and_go(received: Received) -> None
     gc.collect()
     assert not any(isinstance(thing, Worker | Owner) for thing in gc.get_objects())
     assert all(not received.recorder._tables[spec.name] for spec in ABOUT_WORKERS)
-    assert received.index._room == 40
+    assert received.index._room.owners == received.index._room.further == 40
     assert received.recorder.dropped("label_overflow").value == 0
 
 
@@ -702,6 +723,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_quiet")
+@settings(deadline=None)
 @given(st.lists(payloads, max_size=6), st.sampled_from(["auto", "vllm", "sglang"]))
 def test_garbage_raises_nothing_and_leaves_nothing_negative(fuzzed: list[bytes], engine: str) -> None:
     one = One(engine)

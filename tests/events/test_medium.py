@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
@@ -239,6 +239,7 @@ def test_flood_of_one_kind_leaves_room_for_the_other(media: Media, lines: pytest
     assert (media.medium("gPu"), media.medium("GPU"), media.medium(None)) == ("device", "device", "untagged")
 
 
+@settings(deadline=None)
 @given(st.one_of(st.none(), st.text(), st.binary(), st.integers(), st.floats(), st.lists(st.text())))
 def test_whatever_comes_is_one_of_six(value: object) -> None:
     assert Media().medium(value) in MEMBERS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -183,9 +182,7 @@ def test_the_system_resolver() -> None:
     names = Names()
     wait_until(lambda: names.of("tcp://localhost:5557"))
     assert set(names.of("tcp://localhost:5557")) <= {"tcp://127.0.0.1:5557", "tcp://[::1]:5557"}
-    began = time.monotonic()
     assert names.of("tcp://nobody.invalid:1") == ()
-    assert time.monotonic() - began < 0.5
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
@@ -494,6 +494,7 @@ garbage = st.one_of(
 
 
 @pytest.mark.usefixtures("_quiet")
+@settings(deadline=None)
 @given(st.lists(st.lists(garbage, max_size=8), max_size=6), st.booleans())
 def test_garbage_raises_nothing_and_leaves_nothing_negative(batches: list[list[Any]], copies: bool) -> None:
     publisher = Publisher(copies=copies)
@@ -578,6 +579,7 @@ def agrees(publisher: Publisher, oracle: Oracle) -> None:
     assert publisher.errors == ({"unknown_remove": oracle.unknown} if oracle.unknown else {})
 
 
+@settings(deadline=None)
 @given(st.lists(some_event, max_size=60), st.booleans())
 def test_books_agree_with_a_recount_after_every_event(events: list[Any], copies: bool) -> None:
     publisher, oracle = Publisher(copies=copies), Oracle(copies)
@@ -589,6 +591,7 @@ def test_books_agree_with_a_recount_after_every_event(events: list[Any], copies:
     assert publisher.blocks == dict(+oracle.blocks)
 
 
+@settings(deadline=None)
 @given(st.lists(some_event, max_size=60), st.booleans())
 def test_batch_is_the_sum_of_its_events(events: list[Any], copies: bool) -> None:
     publisher, oracle = Publisher(copies=copies), Oracle(copies)
@@ -598,6 +601,7 @@ def test_batch_is_the_sum_of_its_events(events: list[Any], copies: bool) -> None
     agrees(publisher, oracle)
 
 
+@settings(deadline=None)
 @given(st.lists(some_event, max_size=60))
 def test_nothing_is_remembered_of_blocks_that_are_gone(events: list[Any]) -> None:
     publisher = Publisher(copies=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel.events.source import Source, SourceError, parse
@@ -164,6 +164,7 @@ PIECES = st.sampled_from(
 HOSTILE = st.lists(ALPHABET | PIECES | st.text(max_size=3), max_size=14).map("".join)
 
 
+@settings(deadline=None)
 @given(text=HOSTILE | st.text() | st.text(string.printable))
 @example(text="tcp://a:1?" + "&" * 10_000)
 @example(text="tcp://\uff0f:1")

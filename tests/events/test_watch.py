@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 import zmq
 
 from kvcache_otel import semconv
 from kvcache_otel.events import subscription as subscription_module
 from kvcache_otel.events import watch as watch_module
 from kvcache_otel.events.feed import Feed
+from kvcache_otel.events.few import FEW
 from kvcache_otel.events.source import Source, parse
-from kvcache_otel.events.subscription import MOST_TOPICS
+from kvcache_otel.events.subscription import MOST_TOPICS, Subscription
 from kvcache_otel.events.worker import MOST_RANKS
 from tests.events.fake_peer import memory, tcp_server
 from tests.events.fake_publisher import (
@@ -160,6 +162,73 @@ def test_a_reset_clears_every_rank_of_its_publisher_and_no_other(driven: Driven)
     assert driven.batches("w") == {0: {"resets": 1}, 9: ZERO}
 
 
+@pytest.mark.parametrize("rank", [None, 3])
+def test_sources_of_one_name_and_one_rank_are_added_up_and_said(
+    driven: Driven, caplog: pytest.LogCaptureFixture, rank: int | None
+) -> None:
+    rng = random.Random(8)
+    one, other = driven.publisher(), driven.publisher()
+    texts = [f"w={publisher.endpoint}?engine=sglang" for publisher in (one, other)]
+    of = rank or 0
+    expected = {publisher: Expected(copies=False) for publisher in (one, other)}
+
+    def send(publisher: FakePublisher, *events: dict[str, Any]) -> None:
+        publisher.send(b"", frame(publisher.number), batch(*events, rank=rank) if rank else encode([1.5, events]))
+        publisher.number += 1
+        expected[publisher].apply(events)
+
+    def resident() -> dict[tuple[int, str], int]:
+        both = [each.resident() for each in expected.values()]
+        return {(of, tier): sum(each.get(tier, 0) for each in both) for tier in {*both[0], *both[1]}}
+
+    driven.want(*texts)
+    driven.subscribed(one, other)
+    for _ in range(50):
+        for publisher in (one, other):
+            send(publisher, *traffic(rng))
+    driven.until(lambda: driven.resident("w") == resident())
+    assert {rank for rank, _, _ in driven.rows(semconv.EVENTS, RANK, TYPE, MEDIUM, worker="w")} == {of}
+    [line] = said(caplog, "their rows are added up")
+    assert f"'w' at {one.endpoint}" in line
+    assert f"'w' at {other.endpoint}" in line
+    assert f"are both worker 'w', rank {of}, " in line
+    assert driven.rows(semconv.TELEMETRY_ERRORS, semconv.KVCACHE_TELEMETRY_HOOK) == {"watch.sources": 1}
+    one.number, expected[one] = 0, Expected(copies=False)  # It starts again: the other's books stay.
+    send(one, stored([1, 2]))
+    driven.until(lambda: driven.batches("w")[of].get("resets") == 1)
+    tiers = driven.resident("w").keys()
+    assert driven.resident("w") == dict.fromkeys(tiers, 0) | resident()
+    driven.want(texts[1])
+    expected[one] = Expected(copies=False)
+    assert driven.resident("w") == dict.fromkeys(tiers, 0) | resident()
+    driven.want(*texts)  # It goes on where it was, and is said to be the same again.
+    driven.until(lambda: one.subscriptions.count(b"\x01") == 2)
+    send(one, stored([7, 8, 9]))
+    driven.until(lambda: driven.resident("w") == dict.fromkeys(tiers, 0) | resident())
+    assert driven.rows(semconv.TELEMETRY_ERRORS, semconv.KVCACHE_TELEMETRY_HOOK) == {"watch.sources": 2}
+    assert len(said(caplog, "their rows are added up")) == 1
+
+
+def test_a_rank_that_moves_to_another_source_goes_on(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    before, stays, after = driven.publisher(rank=1), driven.publisher(rank=0), driven.publisher(rank=1)
+    texts = [f"w={publisher.endpoint}?engine=vllm" for publisher in (before, stays, after)]
+    for wanted, publisher in ((texts[:2], before), (texts[1:], after)):
+        driven.want(*wanted)
+        driven.subscribed(publisher, stays)
+        publisher.publish(stored([1, 2, 3]), stored([1]))
+        driven.until(lambda: driven.resident("w").get((1, "device")) == 3)
+        publisher.publish(removed([1, 2, 3]))  # What is left of 1 is its second copy.
+        driven.until(lambda: driven.resident("w").get((1, "device")) == 1)
+    events = driven.rows(semconv.EVENTS, RANK, TYPE, MEDIUM, worker="w")
+    assert events[1, "block_stored", "device"] == 4, "counters go on"
+    assert not said(caplog, "added up")
+    room = driven.watch.index._room  # pyright: ignore[reportPrivateUsage]
+    assert room.owners == 1024 - 1, "it needs no more room than before"
+    driven.want()
+    assert workers(driven) == set()
+    assert room.owners == 1024
+
+
 def test_ranks_without_end_are_bounded_and_reset_together(driven: Driven) -> None:
     publisher = driven.publisher()
     driven.want(f"w={publisher.endpoint}?engine=vllm")
@@ -211,6 +280,27 @@ def test_the_index_is_maintained_until_the_end_and_then_has_no_rows(driven: Driv
     driven.close()
     assert driven.rows(semconv.INDEX_MAINTAINED) == {(): 0}
     assert workers(driven) == set()
+
+
+def test_what_is_recorded_is_what_the_catalogue_says_of_watch(driven: Driven) -> None:
+    model = yaml.safe_load((Path(__file__).parents[2] / "model" / "kvcache.yaml").read_text())
+    said_of_it = {
+        group["metric_name"]: {attribute["ref"] for attribute in group.get("attributes", ())}
+        for group in model["groups"]
+        if "watch" in group.get("annotations", {}).get("kvcache", {}).get("recorded_by", ())
+    }
+    publisher = driven.publisher()
+    driven.watch.want([Source("odd", "ipc://" + "x" * 200), parse(f"w={publisher.endpoint}")])
+    driven.subscribed(publisher)
+    publisher.publish(stored([1]))
+    driven.until(lambda: driven.heard("w"))
+    found = {
+        spec.name: set(point.attributes) for spec in semconv.METRICS.values() for point in driven.recorder.points(spec)
+    }
+    assert found.keys() == said_of_it.keys()
+    identity = set(dict(driven.recorder.identity.attributes()))
+    for name, attributes in found.items():  # A row about a worker is about nobody else; others are about this process.
+        assert attributes <= said_of_it[name] | (set() if WORKER in attributes else identity), name
 
 
 # -- down, up, restarted -----------------------------------------------------------------------------------------------
@@ -793,6 +883,39 @@ def test_a_port_that_is_in_use_is_said_once_and_taken_when_it_is_free(
     assert len(said(caplog, "is left out")) == 1
 
 
+def test_sources_that_are_left_out_are_tried_again_a_few_at_a_time(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(watch_module, "AGAIN_AT_ONCE", 7)
+    tried: list[str] = []
+
+    class Tried(Subscription):
+        def __init__(self, context: Any, source: Source, *more: Any) -> None:
+            tried.append(source.name)
+            super().__init__(context, source, *more)
+
+    monkeypatch.setattr(watch_module, "Subscription", Tried)
+    blocker = driven.context.socket(zmq.PULL)
+    port = blocker.bind_to_random_port("tcp://*")
+    odd = [Source(f"odd{number}", "ipc://" + "x" * 200) for number in range(50)]
+    driven.watch.want([*odd[:25], parse(f"taken=tcp://*:{port}"), *odd[25:]])
+    assert len(tried) == 51
+    blocker.close()
+    tried.clear()
+
+    def taken() -> bool:
+        before = len(tried)
+        driven.watch.poll(0.02)
+        assert len(tried) - before <= 7
+        return len(driven.watch.subscriptions) == 1
+
+    driven.until(taken)
+    driven.until(lambda: tried.count("odd0") > 2)
+    turns = [tried.count(f"odd{number}") for number in range(50)]
+    assert max(turns) - min(turns) <= 1, "each has its turn"
+
+
 def test_other_options_for_publishers_that_connect_to_us(driven: Driven) -> None:
     port = free_port()
     driven.want(f"in=tcp://*:{port}")
@@ -817,6 +940,36 @@ def test_an_endpoint_that_zeromq_does_not_take_is_left_out(
     assert "odd" not in driven.watch.index.workers
     driven.want(f"other={other.endpoint}")
     assert driven.agrees("other", other.expected)
+
+
+def test_lines_of_the_log_are_short_whatever_sources_are_called(
+    driven: Driven, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "x" * 10_000
+    driven.want(
+        f"tcp://{long}:1",
+        f"{'n' * 128}=ipc://{long}",
+        f"tcp://127.0.0.1:{free_port()}?topic={long}",
+        f"tcp://127.0.0.1:{free_port()}?replay=tcp://{long}:1",
+    )
+    driven.until(lambda: said(caplog, "cannot be resolved") and len(said(caplog, "cannot be reached")) == 2)
+    assert len(said(caplog, "is left out")) == 1
+    assert max(map(len, caplog.messages)) < 1_000
+
+
+def test_ten_thousand_sources_that_zeromq_does_not_take_are_not_as_many_lines(
+    driven: Driven, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = driven.publisher()
+    odd = [Source(f"odd{number}", "tcp://[::1%nowhere]:nothing") for number in range(10_000)]
+    driven.watch.want([*odd, parse(f"other={other.endpoint}")])
+    driven.subscribed(other)
+    assert len(said(caplog, "is left out as long as this lasts: tcp://[::1%nowhere]:nothing")) == FEW
+    assert said(caplog, "more sources") == [f"kvcache: {10_000 - FEW} more sources are left out as long as this lasts"]
+    assert driven.rows(semconv.TELEMETRY_ERRORS, semconv.KVCACHE_TELEMETRY_HOOK) == {"watch.sources": 10_000}
+    other.publish(stored([1]))
+    driven.until(lambda: driven.agrees("other", other.expected), 60)
+    assert len(said(caplog, "left out")) == FEW + 1, "it is said once, however often it is tried"
 
 
 def test_200_sources(driven: Driven) -> None:
@@ -905,7 +1058,7 @@ def test_sources_that_come_and_go_a_thousand_times_leave_nothing(driven: Driven)
     assert not watch._poller.sockets
     assert not driven.watch.index.workers
     assert _series(driven) == rows
-    assert driven.watch.index._room == 1024  # pyright: ignore[reportPrivateUsage]
+    assert driven.watch.index._room.owners == 1024  # pyright: ignore[reportPrivateUsage]
 
 
 def _series(driven: Driven) -> dict[str, int]:

@@ -8,7 +8,7 @@ import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
@@ -265,6 +265,7 @@ def test_text_that_is_none_loses_only_its_event() -> None:
     assert read.failures == {"event_shape": 1}
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([*EVENTS["maps with more"], *EVENTS["arrays with more"], stored([BYTES])])))
 def test_taken_apart_is_the_same_as_read_in_one_go(events: list[Any]) -> None:
     alone = [decode(batch(event)) for event in events]
@@ -415,6 +416,7 @@ payloads = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(payloads, max_size=4))
 def test_nothing_raises_out_of_the_decoder(fuzzed: list[bytes]) -> None:
     decoder = PayloadDecoder()

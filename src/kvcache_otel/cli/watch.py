@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.ending import Stop, seconds
-from kvcache_otel.cli.watch_output import Log
+from kvcache_otel.cli.watch_output import LogHandler
 from kvcache_otel.export.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from kvcache_otel.events.source import Source
 
 _logger = logging.getLogger(__name__)
-
-OWNERS = 1024
-"""Workers and ranks that have rows of their own; what the others have is added up."""
 
 ROUND_SECONDS = 0.25
 """How long the loop waits for messages before it looks whether it is to end, or whether there are other sources."""
@@ -89,13 +86,16 @@ def run(options: argparse.Namespace) -> int:
         return 2
     del msgspec, zmq
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=_handlers())
+    from kvcache_otel.events.agreement import agree
     from kvcache_otel.events.discovery import Discovery
     from kvcache_otel.events.source import SourceError, parse
 
     try:
-        given = [parse(text) for text in options.source]
+        given, wrong = agree([parse(text) for text in options.source])
     except SourceError as error:
-        print(f"kvcache-otel watch: {error}", file=sys.stderr)
+        given, wrong = [], [str(error)]
+    if wrong:
+        print(f"kvcache-otel watch: {wrong[0]}", file=sys.stderr)
         return 2
     if not given and options.sources is None:
         print(f"kvcache-otel watch: there is no SOURCE: {SOURCE}", file=sys.stderr)
@@ -107,9 +107,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _handlers() -> list[logging.Handler] | None:
-    """Returns what the log goes to; None for standard error as it is: a terminal's table is drawn around it."""
+    """Returns what the log goes to; None for standard error as it is."""
     try:
-        return None if sys.stderr.isatty() else [Log()]
+        return [LogHandler()]
     except (OSError, AttributeError):  # There is none, or no file behind it.
         return None
 
@@ -125,7 +125,9 @@ def _allow_many_sockets() -> None:
 
 def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     from kvcache_otel.cli.watch_view import is_drawn, view
+    from kvcache_otel.events.discovery import MOST_SOURCES
     from kvcache_otel.events.index import BlockIndex, series
+    from kvcache_otel.events.room import FURTHER
     from kvcache_otel.events.watch import Watch
     from kvcache_otel.export.provider import needs_replay, start
     from kvcache_otel.identity import Identity
@@ -136,16 +138,19 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     _allow_many_sockets()
     settings = Settings.from_environ(os.environ)
     recorder = Recorder(
-        Identity(Engine.CUSTOM, BlockIndex.__name__), replay=needs_replay(settings), series_limit=series(OWNERS)
+        Identity(Engine.CUSTOM, BlockIndex.__name__),
+        replay=needs_replay(settings),
+        series_limit=series(MOST_SOURCES + FURTHER),
     )
     exporter = start(recorder, settings)
     complaints = recorder.counter(TELEMETRY_ERRORS, {KVCACHE_TELEMETRY_HOOK: "watch.sources"})
-    watch = Watch(BlockIndex(recorder))
+    watch = Watch(BlockIndex(recorder, further=FURTHER))
     discovery.start()
     lasting = options.seconds or (5.0 if options.once else None)
     end = float("inf") if lasting is None else time.monotonic() + lasting
     every = options.every or (LIVE_SECONDS if is_drawn() else LINES_SECONDS)
     known: tuple[Source, ...] | None = None
+    found_wrong = 0
     next_view = time.monotonic() + every
     reached = True
     try:
@@ -155,7 +160,8 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
                 if found is not known:
                     known = found
                     watch.want(found)
-                complaints.add(discovery.complaints - complaints.value)
+                found_wrong, before = discovery.complaints, found_wrong
+                complaints.add(found_wrong - before)
                 watch.poll(min(ROUND_SECONDS, end - now))
                 if time.monotonic() >= next_view:
                     show(last=False)

@@ -1,17 +1,19 @@
-"""Lines and the log for a pipe, written on threads of their own: who does not read them must not hold up the watch."""
+"""Lines and the log, written on threads of their own: who does not read them must not hold up the watch."""
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import select
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvcache_otel.cli.beside import Log, write
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
     from typing import TextIO
 
 _logger = logging.getLogger(__name__)
@@ -66,13 +68,9 @@ class Writer:
 
     def _run(self) -> None:
         while self.gone is None:
-            lot = memoryview(self._lots.get())
+            lot = self._lots.get()
             try:
-                while lot:
-                    try:
-                        lot = lot[os.write(self._file, lot) :]
-                    except BlockingIOError:  # Another has made it so.
-                        select.select([], [self._file], [])
+                write(self._file, lot)
             except OSError as error:
                 self.gone = error
             self._lots.task_done()
@@ -108,8 +106,8 @@ class Output:
             )
 
 
-class Log(logging.Handler):
-    """The log, on standard error."""
+class LogHandler(logging.Handler):
+    """The log, on standard error, or where it is diverted to."""
 
     def __init__(self) -> None:
         """Raises:
@@ -117,7 +115,7 @@ class Log(logging.Handler):
         """
         super().__init__()
         self._writer = Writer(sys.stderr, LOGGED)
-        self._left_out = 0
+        self._log = Log(self._writer.put)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Has a line written as soon as it is read; says how many were not."""
@@ -126,8 +124,21 @@ class Log(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        more = f" ({self._left_out} lines of the log were left out before: nobody read them)" if self._left_out else ""
-        self._left_out = 0 if self._writer.put(text + more) else self._left_out + 1
+        self._log.line(text)
+
+    @contextmanager
+    def diverted(self, put: Callable[[str], bool]) -> Generator[None]:
+        """Gives lines to somebody else, who has the terminal, until the end of the block.
+
+        Args:
+            put: Takes a line, and returns whether there was room for it.
+        """
+        self._writer.end(LAST_SECONDS)
+        self._log.put = put
+        try:
+            yield
+        finally:
+            self._log.put = self._writer.put
 
     def flush(self) -> None:
         """Waits until all is written, but not for long."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -53,14 +55,22 @@ _EXPENDABLE = (
 
 _LEFT = ("worker", "engine", "state")
 
+_PLAIN = re.compile(r"[\w./:*~@+\[\]-]+")
+
 NOTHING = "-"
 """In place of a number that there is none of."""
 
 
 class Row(NamedTuple):
-    """One worker and rank, as text, in the order of the columns; a worker that has not been heard has no rank yet."""
+    """One worker and rank; a worker that has not been heard has no rank yet.
+
+    Attributes:
+        cells: As text, in the order of the columns.
+        name: The worker's name as its rows have it, whatever is in it.
+    """
 
     cells: tuple[str, ...]
+    name: str
 
 
 class Show(Protocol):
@@ -120,7 +130,8 @@ def _row(
             *counted,
             _number(failures.get(worker)),
             NOTHING if age is None else f"{age:.1f} s",
-        )
+        ),
+        worker,
     )
 
 
@@ -159,19 +170,24 @@ def table(found: Sequence[Row]) -> str:
 
 def lines(found: Sequence[Row]) -> str:
     """Returns a line for each row that says what its numbers are, without those that there are none of."""
-    return "\n".join(
-        " ".join(
-            f"{column}={_plain(cell)}" for column, cell in zip(_COLUMNS, row.cells, strict=True) if cell != NOTHING
-        )
-        for row in found
-    )
+    return "\n".join(" ".join([f"worker={quoted(row.name)}", *_said(row)]) for row in found)
 
 
-def _plain(cell: str) -> str:
-    """Returns a number as programs read it, and a name in quotes where it has a blank."""
-    if cell.replace(",", "").isdecimal():
-        return cell.replace(",", "")
-    return cell.removesuffix(" s") if cell.endswith(" s") else f'"{cell}"' if " " in cell else cell
+def _said(row: Row) -> Iterator[str]:
+    for column, cell in zip(_COLUMNS[1:], row.cells[1:], strict=True):
+        if cell != NOTHING:
+            yield f"{column}={cell.removesuffix(' s').replace(',', '')}"
+
+
+def quoted(name: str) -> str:
+    """Returns a name as a line has it: one that is not plain as a JSON string, so that it can be read back.
+
+    Args:
+        name: Whatever it is; a publisher may have chosen it.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    return json.dumps(name, ensure_ascii=not name.isprintable())
 
 
 @contextmanager

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import queue
 import re
 import threading
+import time
 from typing import TYPE_CHECKING
 
-from kvcache_otel.events.names import addresses
+from kvcache_otel.events.agreement import agree
+from kvcache_otel.events.few import Few
+from kvcache_otel.events.names import Lookups, addresses
 from kvcache_otel.events.source import Source, SourceError, parse
 from kvcache_otel.record.labels import printable
 
@@ -22,6 +26,9 @@ FILE_SECONDS = 2.0
 
 NAMES_SECONDS = 30.0
 """Between two times that a name is resolved."""
+
+ANSWERS_SECONDS = 0.05
+"""How long further answers are waited for when one has come, since they mostly come together."""
 
 MOST_SOURCES = 4096
 """Sources in all; what exceeds them is left out, and said."""
@@ -38,16 +45,18 @@ _COMMENT = re.compile(r"(^|\s)#.*")
 
 
 class Discovery:
-    """Looks in a thread of its own, since a name server may take its time. What was found holds until the next look.
+    """Looks in a thread of its own, and names up in others, since a name server may take its time: none waits for
+    another. What was found holds until the next look.
 
     A file that has changed is taken over when two looks have found the same sources in it: it may be half written.
 
-    What cannot be read is said once, and again when it says something else; the other sources stay.
+    What cannot be read, or contradicts what is before it, is said once, and again when it says something else; the
+    other sources stay.
 
     Attributes:
         found: The sources that there are. Before `start` none of them is from a name that is to be resolved.
         problems: What is wrong now, in words.
-        complaints: How often something was said to be.
+        complaints: How often something was found to be.
     """
 
     def __init__(
@@ -69,9 +78,13 @@ class Discovery:
         self._given = tuple(given)
         self._file = file
         self._file_seconds, self._names_seconds = file_seconds, names_seconds
-        self._resolve = resolve or addresses
+        self._answers: queue.Queue[tuple[Source, tuple[str, ...] | Exception] | None] = queue.Queue()
+        self._lookups = Lookups[Source](resolve or addresses, self._answered)
+        self._asked: set[Source] = set()
+        self._unresolved = Few(_logger, logging.WARNING, "kvcache: %d more sources are not resolved")
+        self._contradictions: dict[str, None] = {}
         self._in_file: tuple[Source, ...] = ()
-        self._hosts: dict[Source, tuple[str, ...]] = {}
+        self._hosts: dict[str, tuple[str, ...]] = {}  # By endpoint.
         self._content: bytes | None = None  # Of the file, as it was taken over.
         self._changed: tuple[tuple[Source, ...], str] | None = None  # What the last look found instead,
         self._changes = 0  # and how many before it have found something else each time.
@@ -91,6 +104,7 @@ class Discovery:
     def stop(self) -> None:
         """Ends that."""
         self._stopped.set()
+        self._answers.put(None)
 
     def look(self, *, names: bool) -> None:
         """Looks once, and leaves what there is in `found`: first what needs no name, then what each one resolves to.
@@ -98,45 +112,90 @@ class Discovery:
         Args:
             names: Whether names are resolved again that have been before.
         """
+        self._look(names=names)
+        while self._asked:
+            self._take(self._answers.get())
+        self._unresolved.end()
+
+    @property
+    def problems(self) -> list[str]:
+        return [*filter(None, self._problems.values()), *self._contradictions]
+
+    def _run(self) -> None:
+        names, names_at = True, time.monotonic() + self._names_seconds
+        while not self._stopped.is_set():
+            self._guarded("look", lambda names=names: self._look(names=names))
+            end = time.monotonic() + self._file_seconds
+            while (left := end - time.monotonic()) > 0 and not self._stopped.is_set():
+                try:
+                    answer = self._answers.get(timeout=left)
+                except queue.Empty:
+                    break
+                self._guarded("names", lambda answer=answer: self._take(answer))
+            if names := time.monotonic() >= names_at:
+                names_at = time.monotonic() + self._names_seconds
+            if names or not self._asked:
+                self._unresolved.end()
+
+    def _guarded(self, what: str, do: Callable[[], None]) -> None:
+        try:
+            do()
+            self._say(what, "")
+        except Exception as error:  # The sources that are known go on.
+            self._say(what, f"the sources could not be looked up: {type(error).__name__}: {printable(error)}")
+
+    def _look(self, *, names: bool) -> None:
         self._read()
         self._gather()
         for source in self._many():
-            before = self._hosts.get(source)
-            if (before is None or names) and before != self._resolved(source, before or ()):
-                self._gather()
+            if (names or source.endpoint not in self._hosts) and self._lookups.ask(source, *source.address):
+                self._asked.add(source)
+
+    def _take(self, answer: tuple[Source, tuple[str, ...] | Exception] | None) -> None:
+        """Takes over an answer, and those that come with it."""
+        self._stopped.wait(ANSWERS_SECONDS if len(self._asked) > 1 else 0.0)
+        many = set(self._many())
+        while answer is not None:
+            source, found = answer
+            self._asked.discard(source)
+            if source in many:
+                self._resolved(source, found)
+            try:
+                answer = self._answers.get_nowait()
+            except queue.Empty:
+                break
+        self._gather()
+
+    def _answered(self, source: Source, found: tuple[str, ...] | Exception) -> None:
+        self._answers.put((source, found))
 
     def _many(self) -> Iterable[Source]:
         return dict.fromkeys(source for source in (*self._given, *self._in_file) if source.is_many)
 
     def _gather(self) -> None:
-        sources: dict[tuple[str, str], Source] = {}
-        for source in (*self._given, *self._in_file):
-            hosts = self._hosts.get(source, ()) if source.is_many else ()
-            for one in [source.at(host) for host in hosts] if source.is_many else (source,):
-                sources.setdefault((one.name, one.endpoint), one)
-        more = f"there are {len(sources)} sources; those after the first {MOST_SOURCES} are left out"
-        self._say("sources", more if len(sources) > MOST_SOURCES else "")
-        found = tuple(sources.values())[:MOST_SOURCES]
+        written, wrong = agree((*self._given, *self._in_file))
+        sources, more = agree(
+            one
+            for source in written
+            for one in (
+                [source.at(host) for host in self._hosts.get(source.endpoint, ())] if source.is_many else [source]
+            )
+        )
+        self._contradicted(dict.fromkeys((*wrong, *more)))
+        text = f"there are {len(sources)} sources; those after the first {MOST_SOURCES} are left out"
+        self._say("sources", text if len(sources) > MOST_SOURCES else "")
+        found = tuple(sources[:MOST_SOURCES])
         if found != self.found:
             self.found = found
 
-    @property
-    def problems(self) -> list[str]:
-        return [problem for problem in self._problems.values() if problem]
-
-    def _run(self) -> None:
-        waited, names = 0.0, True
-        while True:
-            try:
-                self.look(names=names)
-                self._say("look", "")
-            except Exception as error:  # The sources that are known go on.
-                self._say("look", f"the sources could not be looked up: {type(error).__name__}: {printable(error)}")
-            if self._stopped.wait(self._file_seconds):
-                return
-            waited += self._file_seconds
-            names = waited >= self._names_seconds
-            waited = 0.0 if names else waited
+    def _contradicted(self, wrong: dict[str, None]) -> None:
+        few = Few(_logger, logging.WARNING, "kvcache: %d more sources contradict others, and are left out")
+        for problem in wrong:
+            if problem not in self._contradictions:
+                self.complaints += 1
+                few.say("kvcache: %s", problem)
+        few.end()
+        self._contradictions = wrong
 
     def _read(self) -> None:
         if self._file is None:
@@ -158,14 +217,14 @@ class Discovery:
         if content == self._content:
             self._settled()
             return
-        sources: dict[Source, None] = {}
+        sources: list[Source] = []
         first, wrong = "", list[int]()
         for number, line in enumerate(lines, 1):
             text = _COMMENT.sub("", line).strip()
             if not text:
                 continue
             try:
-                sources[parse(text)] = None
+                sources.append(parse(text))
             except SourceError as error:
                 first = first or f"line {number}: {error}"
                 wrong.append(number)
@@ -183,7 +242,8 @@ class Discovery:
         self._say("none", "" if sources or wrong or self._given else f"there are no sources in {where!r}")
         self._in_file, self._content = tuple(sources), content
         known = set(self._many())
-        self._hosts = {source: hosts for source, hosts in self._hosts.items() if source in known}
+        endpoints = {source.endpoint for source in known}
+        self._hosts = {endpoint: hosts for endpoint, hosts in self._hosts.items() if endpoint in endpoints}
         self._problems = {
             about: problem
             for about, problem in self._problems.items()
@@ -194,20 +254,19 @@ class Discovery:
         self._changed, self._changes = None, 0
         self._say("settled", "")
 
-    def _resolved(self, source: Source, before: tuple[str, ...]) -> tuple[str, ...]:
-        name, hosts = printable(source.name), before
-        try:
-            hosts = tuple(sorted(set(self._resolve(*source.address))))
-            self._say(source, "" if hosts else f"source {name!r} resolves to nothing")
-        except (OSError, ValueError) as error:
-            self._say(source, f"source {name!r} cannot be resolved: {printable(error)}")
-        self._hosts[source] = hosts
-        return hosts
+    def _resolved(self, source: Source, found: tuple[str, ...] | Exception) -> None:
+        name = printable(source.name)
+        if isinstance(found, Exception):  # What was found before stays.
+            self._hosts.setdefault(source.endpoint, ())
+            self._say(source, f"source {name!r} cannot be resolved: {printable(found)}", self._unresolved)
+            return
+        self._hosts[source.endpoint] = tuple(sorted(set(found)))
+        self._say(source, "" if found else f"source {name!r} resolves to nothing", self._unresolved)
 
-    def _say(self, what: object, problem: str) -> None:
+    def _say(self, what: object, problem: str, few: Few | None = None) -> None:
         if problem and self._problems.get(what) != problem:
             self.complaints += 1
-            _logger.warning("kvcache: %s", problem)
+            (_logger.warning if few is None else few.say)("kvcache: %s", problem)
         self._problems[what] = problem
 
 

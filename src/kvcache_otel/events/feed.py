@@ -12,7 +12,6 @@ from kvcache_otel import semconv
 from kvcache_otel.events import frames
 from kvcache_otel.events.names import host_of
 from kvcache_otel.events.stream import Counts, Limits, Stream
-from kvcache_otel.events.worker import MORE
 from kvcache_otel.record.cells import Counter
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason
@@ -51,13 +50,13 @@ class Feed:
         limits: How much may wait.
         """
         self._subscription = subscription
+        self._share = subscription.share
         self._recorder = recorder
         self._replay = replay
         self._inlet: Inlet | None = None
         self._request: int | None = None  # What it is to be asked as soon as it is known where it is.
         self.worker = worker
         self.rank: int | None = None
-        self._ranks: set[int] = set()
         self._counted_at: int | None = None  # Rows name the rank, which the first batch will tell.
         self.stream = Stream(self, self._counts(None), replay=bool(replay), limits=limits)
         self._answering = self._replay_silent = False  # This time, and whether that was said.
@@ -67,15 +66,10 @@ class Feed:
 
     def apply(self, payload: bytes) -> None:
         """Takes over the next batch."""
-        batch = self.worker.receive(payload, self.rank or 0)
-        if batch is None:
-            return
-        rank = (self.rank or 0) if batch.rank is None else batch.rank
-        if rank not in self._ranks:
-            self._ranks.add(rank if rank in self.worker.ranks else MORE)
-        if self.rank is None:
-            self.rank = rank
-            self._count_at(rank)
+        batch = self.worker.receive(payload, self.rank or 0, self._share)
+        if batch is not None and self.rank is None:
+            self.rank = batch.rank or 0
+            self._count_at(self.rank)
 
     def tick(self, now: float) -> None:
         """Does what is due in its stream."""
@@ -107,12 +101,11 @@ class Feed:
     def reset(self) -> None:
         """Forgets what the publisher's batches added up to."""
         self._say("kvcache: source %r: its publisher has started again", printable(self.worker.name))
-        self.empty()
+        self.worker.reset(share=self._share)
 
-    def empty(self) -> None:
-        """Empties the books of every rank that its batches named."""
-        for rank in self._ranks:
-            self.worker.reset(rank)
+    def leave(self) -> None:
+        """Forgets it too, since the source is gone, while its worker may have others."""
+        self.worker.leave(self._share)
 
     def ask(self, start: int) -> None:
         """Asks for what was missed."""
@@ -141,7 +134,7 @@ class Feed:
             _logger.warning(
                 "kvcache: source %r: no answer from its replay at %s; what is missed counts as lost",
                 printable(self._subscription.source.name),
-                self._replay,
+                printable(self._replay),
             )
 
     def look(self, now: float) -> None:
@@ -160,7 +153,7 @@ class Feed:
                 now,
                 "kvcache: source %r: its replay at %s is broken off: %s; what is missed counts as lost",
                 printable(self._subscription.source.name),
-                self._replay,
+                printable(self._replay),
                 excess.why,
             )
 
@@ -212,7 +205,7 @@ class Feed:
         )
         if rank is None:
             return Counts(*(Counter(lambda _: None) for _ in range(4)), *failures)
-        labels = worker.labels(rank)
+        labels = worker.labels(rank, self._share)
         return Counts(
             recorder.counter(semconv.EVENT_BATCHES_LOST, labels),
             recorder.counter(semconv.EVENT_BATCHES_RECOVERED, labels),

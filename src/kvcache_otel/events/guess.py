@@ -81,6 +81,9 @@ def _of_fields(event: Event) -> _Evidence | None:
     if isinstance(event, forms.RemovedMap):
         there = event.group_idx is not forms.ABSENT or event.locality is not forms.ABSENT
         return _Evidence(Engine.VLLM, "group_idx or locality") if there else None
+    if isinstance(event, forms.RemovedArray):
+        there = event.third is not forms.ABSENT and not forms.is_text(memoryview(event.third)[0])
+        return _Evidence(Engine.VLLM, "group_idx after the medium") if there else None
     if isinstance(event, forms.StoredArray) and event.seventh is not forms.ABSENT:
         head = memoryview(event.seventh)[0]
         if forms.is_map(head):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcache_otel import semconv
 from kvcache_otel.events.counts import CELLS
+from kvcache_otel.events.room import Room, Share
 from kvcache_otel.events.worker import AUTO, OTHER, Worker
 from kvcache_otel.record.labels import LONGEST, printable
 from kvcache_otel.semconv import Reason
@@ -19,6 +20,7 @@ from kvcache_otel.semconv import Reason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvcache_otel.record.probe import Labels
     from kvcache_otel.record.recorder import Recorder
 
 _logger = logging.getLogger(__name__)
@@ -42,23 +44,40 @@ class BlockIndex:
         workers: Those that were added and not released, by name.
     """
 
-    def __init__(self, recorder: Recorder, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, recorder: Recorder, *, clock: Callable[[], float] = time.monotonic, further: int | None = None
+    ) -> None:
         """Args:
         recorder: Where the rows are. How many series it allows decides how many owners have rows of their own; what
             the others have is added up in one row, of the worker `OTHER`.
         clock: Tells the time, in seconds.
+        further: How many of these may be others than the first of a source; None for all.
         """
         self.recorder = recorder
         self.clock = clock
         self.workers: dict[str, Worker] = {}
         self._labels = {OTHER}
-        self._room = max(0, recorder.series_limit // CELLS - 1)
-        self._full = False
+        owners = max(0, recorder.series_limit // CELLS - 1)
+        self._room = Room(owners, owners if further is None else further, OTHER)
         self._maintained = recorder.level(semconv.INDEX_MAINTAINED, {})
         self._maintained.set(1)
 
+    def share(self, source: str) -> Share:
+        """Returns what a source may have of the room for rows: its first worker or rank always has some.
+
+        Args:
+            source: What and where it is, as the log is to say it.
+        """
+        return Share(self._room, source)
+
     def add(
-        self, name: str, *, engine: str = AUTO, block_size: int | None = None, clears_device_only: bool | None = False
+        self,
+        name: str,
+        *,
+        engine: str = AUTO,
+        block_size: int | None = None,
+        clears_device_only: bool | None = False,
+        share: Share | None = None,
     ) -> Worker:
         """Adds a worker. What its events say has rows from the first on that names a rank.
 
@@ -69,16 +88,19 @@ class BlockIndex:
             block_size: Tokens in a block of the device tier, where that is known; otherwise it is learned.
             clears_device_only: Whether "all blocks cleared" means the device's alone. Otherwise it empties every tier;
                 None for what the engine means by it, which is the device with vLLM.
+            share: The share of its first source; None for one of its own.
 
         Raises:
             ValueError: There is a worker of this name.
         """
         if name in self.workers:
             raise ValueError(f"there is a worker {printable(name)!r} already")
+        share = share or self.share(repr(printable(name)))
         worker = self.workers[name] = Worker(
             self,
             name,
-            self._label(name) if self.take_room() else OTHER,
+            self._label(name) if share.take() else OTHER,
+            share,
             engine=engine,
             block_size=block_size,
             clears_device_only=clears_device_only,
@@ -95,7 +117,6 @@ class BlockIndex:
         if worker.label != OTHER:
             self.recorder.end(semconv.KVCACHE_WORKER, worker.label)
             self._labels.discard(worker.label)
-            self._room += worker.rooms
         if agreed:
             _logger.info("kvcache: worker %r released, with %d blocks, ranks: %d", printable(name), blocks, ranks)
         else:
@@ -132,18 +153,10 @@ class BlockIndex:
             self.release(name)
         self._maintained.set(0)
 
-    def take_room(self) -> bool:
-        """Takes the room for the rows of one owner, and returns whether there was any."""
-        if self._room > 0:
-            self._room -= 1
-            return True
-        if not self._full:
-            self._full = True
-            _logger.warning(
-                "kvcache: no room for rows of more workers and ranks; the others are added up in kvcache.worker=%r",
-                OTHER,
-            )
-        return False
+    def wrong_source(self) -> None:
+        """Counts a source that cannot be one, or contradicts another."""
+        labels: Labels = {semconv.KVCACHE_TELEMETRY_HOOK: "watch.sources"}
+        self.recorder.counter(semconv.TELEMETRY_ERRORS, labels).add(1)
 
     def _label(self, name: str) -> str:
         label = text = printable(name) or "unnamed"

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     Register = Callable[[zmq.Socket[bytes], Callable[[float], None] | None], None]
 
 UP, DOWN, AGAIN = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED
-GREETED = zmq.EVENT_HANDSHAKE_SUCCEEDED
-"""What a monitor tells: a connection is there, is gone, could not be made; the other side speaks ZeroMQ."""
+GREETED, STRANGE = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+"""What a monitor tells: a connection is there, is gone, could not be made; the other side speaks ZeroMQ, or has gone
+without having said so."""
 
 UNFINISHED = LARGEST + 4 * 2**20
 """Bytes of a message that is not whole, at the most. One that can be read has one long frame, and the others of it are
@@ -116,7 +117,7 @@ class Inlet:
             # By hand: as pyzmq makes it, it may be full. Then ZeroMQ's only thread waits for us to read it, and holds a
             # lock while it does so that we wait for to end it. Without a bound it never waits.
             address = f"inproc://monitor-{next(_numbers)}"
-            socket.monitor(address, UP | DOWN | AGAIN | GREETED)
+            socket.monitor(address, UP | DOWN | AGAIN | GREETED | STRANGE)
             self._monitor = monitor = context.socket(zmq.PAIR)
             monitor.setsockopt(zmq.LINGER, 0)
             monitor.setsockopt(zmq.RCVHWM, 0)
@@ -138,7 +139,7 @@ class Inlet:
             register: Sees to it that a socket's function is called when something has come; None for no more.
             said: Returns a context from which no exception comes.
             receive: Takes what has come.
-            changed: Told what becomes of connections: one of `UP`, `DOWN`, `AGAIN` and `GREETED`, and when.
+            changed: Told what becomes of connections: one of `UP`, `DOWN`, `AGAIN`, `GREETED` and `STRANGE`, and when.
         """
         self._register, self._said = register, said
         if changed is not None:

@@ -11,7 +11,7 @@ import zmq
 from kvcache_otel import semconv
 from kvcache_otel.events import tcp
 from kvcache_otel.events.feed import BYTES_PER_ROUND, PER_ROUND, Feed
-from kvcache_otel.events.inlet import DOWN, GREETED, UP, Inlet
+from kvcache_otel.events.inlet import DOWN, GREETED, STRANGE, UP, Inlet
 from kvcache_otel.events.names import is_named
 from kvcache_otel.events.wire import LARGEST
 from kvcache_otel.record.labels import printable
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kvcache_otel.events.inlet import Excess, Register
     from kvcache_otel.events.names import Names
+    from kvcache_otel.events.room import Share
     from kvcache_otel.events.source import Source
     from kvcache_otel.events.stream import Limits
     from kvcache_otel.events.worker import Worker
@@ -71,6 +72,7 @@ class Subscription:
         source: Where to.
         endpoint: The same, with an address in place of a name; empty as long as that is not known.
         names: Knows what hosts are.
+        share: What it may have of the room for rows.
         connections: Publishers that are connected now.
         greeted: Whether one has ever been that speaks ZeroMQ.
         feeds: The publishers that have been heard, by topic.
@@ -82,7 +84,8 @@ class Subscription:
         context: zmq.Context[zmq.Socket[bytes]],
         source: Source,
         recorder: Recorder,
-        worker: Callable[[Source, str], Worker],
+        worker: Callable[[Source, str, Share], Worker],
+        share: Share,
         register: Register,
         limits: Limits,
         names: Names,
@@ -91,7 +94,8 @@ class Subscription:
         context: ZeroMQ's.
         source: Where to.
         recorder: Where the rows are.
-        worker: Returns the worker of a source and one of its topics.
+        worker: Returns the worker of a source and one of its topics, which has room of a share.
+        share: What it may have of the room for rows.
         register: Sees to it that a socket's function is called when something has come; None for no more.
         limits: How much each stream may let wait.
         names: Knows what hosts are.
@@ -102,6 +106,7 @@ class Subscription:
         self.source = source
         self.endpoint = ""
         self.names = names
+        self.share = share
         self.register = register
         self.connections = 0
         self.greeted = False
@@ -228,7 +233,7 @@ class Subscription:
         return feed
 
     def _named(self, topic: str) -> Worker:
-        worker = self._worker(self.source, topic)
+        worker = self._worker(self.source, topic, self.share)
         self.workers.append(worker.name)
         return worker
 
@@ -331,6 +336,9 @@ class Subscription:
         if event & GREETED:
             self.greeted = True
             return
+        if event & STRANGE:
+            self._blamed().failed(Reason.OTHER, detail="nothing: a connection ended before it spoke ZeroMQ")
+            return
         name = printable(self.source.name)
         self._broken_off = float("inf")
         if event & UP:
@@ -343,7 +351,7 @@ class Subscription:
                     feed.stream.reconnected()
             if not self._probing and (self._wanted or not self._heard):
                 self._silent_until = now + SILENT_SECONDS
-            self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, self.source.endpoint)
+            self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, printable(self.source.endpoint))
             return
         if event & DOWN:
             self.connections = max(self.connections - 1, 0)
@@ -356,7 +364,7 @@ class Subscription:
                 now,
                 "kvcache: source %r is disconnected at %s: its publisher is gone, or has sent more than %d MiB at once",
                 name,
-                self.source.endpoint,
+                printable(self.source.endpoint),
                 LARGEST // 2**20,
             )
             return
@@ -369,7 +377,7 @@ class Subscription:
                 now,
                 "kvcache: source %r cannot be reached at %s; it is tried again and again",
                 name,
-                self.source.endpoint,
+                printable(self.source.endpoint),
             )
 
     @property
@@ -384,7 +392,7 @@ class Subscription:
     def _break_off(self, excess: Excess, now: float) -> None:
         self._blamed().count(excess.reason)
         text = "kvcache: source %r is broken off at %s: %s"
-        arguments = (printable(self.source.name), self.source.endpoint, excess.why)
+        arguments = (printable(self.source.name), printable(self.source.endpoint), excess.why)
         if self.source.binds:  # There are others.
             tcp.hang_up(excess.fd)
             self.tell(logging.WARNING, now, text, *arguments)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import zmq
 
+from kvcache_otel.events.few import Few
 from kvcache_otel.events.names import Names
 from kvcache_otel.events.stream import Limits
 from kvcache_otel.events.subscription import LEAST_HELD, Subscription
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvcache_otel.events.index import BlockIndex
+    from kvcache_otel.events.room import Share
     from kvcache_otel.events.source import Source
     from kvcache_otel.events.worker import Worker
 
@@ -42,8 +45,9 @@ microseconds."""
 BOUND_SECONDS = 1.0
 """Between two times that the blocks of all are counted, which takes a microsecond for each book."""
 
-AGAIN_SECONDS = 1.0
-"""Between two times that a source is tried that cannot be subscribed to: a port may still be in use."""
+AGAIN_SECONDS, AGAIN_AT_ONCE = 1.0, 64
+"""Between two times that sources are tried that cannot be subscribed to, since a port may still be in use; and how many
+of them, in turn."""
 
 
 class Watch:
@@ -72,7 +76,8 @@ class Watch:
         self._readers: dict[zmq.Socket[bytes], Callable[[float], None]] = {}
         self._users: dict[str, int] = {}
         self._whose: dict[str, tuple[str, str]] = {}
-        self._refused: set[Source] = set()
+        self._refused: dict[Source, None] = {}
+        self._few = Few(_logger, logging.ERROR, "kvcache: %d more sources are left out as long as this lasts")
         self._again = float("inf")
         self._due = float("inf")
         self._look_at = self._bound_at = 0.0
@@ -87,10 +92,11 @@ class Watch:
         wanted = dict.fromkeys(sources)
         for source in [source for source in self.subscriptions if source not in wanted]:
             self._end(source)
-        self._refused.intersection_update(wanted)
+        self._refused = {source: None for source in self._refused if source in wanted}
         for source in wanted:
             if source not in self.subscriptions and source not in self._refused:
                 self._begin(source, len(wanted))
+        self._few.end()
 
     def poll(self, seconds: float) -> None:
         """Takes what has come and does what is due, once; waits for so long where there is nothing.
@@ -114,9 +120,9 @@ class Watch:
             return
         self._late = False
         if now >= self._again:
-            self._again = float("inf")
-            for source in list(self._refused):
+            for source in list(islice(self._refused, AGAIN_AT_ONCE)):
                 self._begin(source, len(self.subscriptions) + len(self._refused))
+            self._again = now + AGAIN_SECONDS if self._refused else float("inf")
         due = self._again if not self.subscriptions else min(self._again, self._look_at)
         for subscription in self.subscriptions.values():
             due = min(due, subscription.tick(now))
@@ -162,21 +168,31 @@ class Watch:
         limits = Limits(silence=SILENCE, held_bytes=min(max(HELD_BYTES // of, LEAST_HELD), MOST_HELD))
         try:
             subscription = Subscription(
-                self._context, source, self.index.recorder, self._worker, self._register, limits, self._names
+                self._context,
+                source,
+                self.index.recorder,
+                self._worker,
+                self.index.share(f"{printable(source.name)!r} at {printable(source.endpoint)}"),
+                self._register,
+                limits,
+                self._names,
             )
         except Exception as error:
-            if source not in self._refused:
-                self._refused.add(source)
-                _logger.error(
+            if source in self._refused:
+                del self._refused[source]  # It is the last in turn.
+            else:
+                self.index.wrong_source()
+                self._few.say(
                     "kvcache: source %r is left out as long as this lasts: %s: %s",
                     printable(source.name),
-                    source.endpoint,
+                    printable(source.endpoint),
                     printable(error),
                 )
+            self._refused[source] = None
             self._again = self._clock() + AGAIN_SECONDS
             self._due = min(self._due, self._again)
             return
-        self._refused.discard(source)
+        self._refused.pop(source, None)
         self.subscriptions[source] = subscription
         subscription.begin(self._clock())
         self._due = 0.0
@@ -190,9 +206,9 @@ class Watch:
                 del self._users[name], self._whose[name]
                 self.index.release(name)
         for feed in subscription.feeds.values():
-            feed.empty()  # Its worker may have other sources; then only these ranks' books end.
+            feed.leave()  # Its worker may have other sources; then only these ranks' books end.
 
-    def _worker(self, source: Source, topic: str) -> Worker:
+    def _worker(self, source: Source, topic: str, share: Share) -> Worker:
         # Publishers that connect to us are told apart by their topics. Sources of one name are ranks of one worker.
         topic = topic if source.binds else ""
         name = f"{source.name}/{printable(topic)}" if topic else source.name
@@ -201,7 +217,9 @@ class Watch:
         self._users[name] = self._users.get(name, 0) + 1
         worker = self.index.workers.get(name)
         if worker is None:
-            worker = self.index.add(name, engine=source.engine, block_size=source.block_size, clears_device_only=None)
+            worker = self.index.add(
+                name, engine=source.engine, block_size=source.block_size, clears_device_only=None, share=share
+            )
         return worker
 
     def _register(self, socket: zmq.Socket[bytes], reader: Callable[[float], None] | None) -> None:

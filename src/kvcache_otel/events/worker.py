@@ -14,9 +14,12 @@ from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Engine, Reason, Tier
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Buffer
 
     from kvcache_otel.events.index import BlockIndex
+    from kvcache_otel.events.room import Share
     from kvcache_otel.events.wire import Batch
     from kvcache_otel.record.probe import Labels
 
@@ -32,16 +35,15 @@ MORE = -1
 """The rank of what is added up over ranks."""
 
 MOST_RANKS = 256
-"""Ranks of one worker that are kept apart; a publisher that names more of them is making them up."""
+"""Ranks of one source that are kept apart; a publisher that names more of them is making them up."""
 
 
 class Worker:
-    """One publisher: what it sends is decoded, counted and booked.
+    """One publisher: what it sends is decoded, counted and booked. It may have several sources, whose books are apart.
 
     Attributes:
         name: As it was given.
         label: What its rows call it; `OTHER` where there is no room for rows of its own.
-        rooms: Owners for whose rows it takes room.
     """
 
     __slots__ = (
@@ -52,13 +54,15 @@ class Worker:
         "_failures",
         "_guess",
         "_index",
+        "_left",
         "_owners",
         "_reserved",
         "_resizes",
         "_said",
+        "_share",
+        "_taken",
         "label",
         "name",
-        "rooms",
     )
 
     def __init__(
@@ -66,6 +70,7 @@ class Worker:
         index: BlockIndex,
         name: str,
         label: str,
+        share: Share,
         *,
         engine: str,
         block_size: int | None,
@@ -79,10 +84,12 @@ class Worker:
         self._guess = EngineGuess() if engine == AUTO else None
         self._block_size = block_size
         self._clears_device_only = clears_device_only
-        self.rooms = int(label != OTHER)
-        self._reserved = self.rooms == 1  # The first rank has room, however many ranks others name.
+        self._share = share
+        self._taken = [share] if label != OTHER else []  # Of which sources it has the room for its rows.
+        self._reserved = label != OTHER  # The first rank has room, however many ranks others name.
         self._decoder = PayloadDecoder()
-        self._owners: dict[int, Owner] = {}
+        self._owners: dict[Share, dict[int, Owner]] = {}
+        self._left: dict[int, Owner] = {}  # By sources that have gone; the next that names the rank takes it over.
         self._said: set[str] = set()
         self._resizes: set[str] = set()
         self._failures = {
@@ -100,14 +107,15 @@ class Worker:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The data-parallel ranks that have been seen, `MORE` for all that are not kept apart."""
-        return tuple(self._owners)
+        return tuple(dict.fromkeys(rank for owners in self._owners.values() for rank in owners))
 
-    def receive(self, payload: Buffer, rank: int = 0) -> Batch | None:
+    def receive(self, payload: Buffer, rank: int = 0, share: Share | None = None) -> Batch | None:
         """Decodes a payload, counts what cannot be read, and applies the rest; raises nothing, whatever it is.
 
         Args:
             payload: One batch, as it came.
             rank: The data-parallel rank, where the batch names none.
+            share: The source's that it came from; None for the first source's.
 
         Returns:
             The batch, or None where nothing could be read.
@@ -117,15 +125,16 @@ class Worker:
         except WireError as error:
             self.failed(error.reason, detail=str(error))
             return None
-        self.apply(batch, rank)
+        self.apply(batch, rank, share)
         return batch
 
-    def apply(self, batch: Batch, rank: int = 0) -> None:
+    def apply(self, batch: Batch, rank: int = 0, share: Share | None = None) -> None:
         """Books a batch, and counts those of its events that could not be read. Does nothing after the release.
 
         Args:
             batch: What was decoded.
             rank: The data-parallel rank, where the batch names none.
+            share: As in `receive`.
         """
         index = self._index
         if index is None:
@@ -134,7 +143,7 @@ class Worker:
             self.failed(reason, times, detail="an event")
         if self._guess is not None and self._guess.see(batch):
             self._settle(self._guess)
-        owner = self.owner(rank if batch.rank is None else batch.rank)
+        owner = self.owner(rank if batch.rank is None else batch.rank, share)
         owner.heard = index.clock()
         missing = owner.apply(batch.events)
         if missing and "missing" not in self._said:
@@ -168,35 +177,63 @@ class Worker:
         """Counts what could not be read or was not taken, where somebody else says so."""
         self._failures.get(reason, self._failures[Reason.OTHER]).add(times)
 
-    def owner(self, rank: int) -> Owner:
-        """Returns the owner of one rank, whose rows exist from now on."""
-        owner = self._owners.get(rank)
+    def owner(self, rank: int, share: Share | None = None) -> Owner:
+        """Returns the owner of one rank of one source, whose rows exist from now on.
+
+        Args:
+            rank: The rank.
+            share: As in `receive`.
+        """
+        share = share or self._share
+        owners = self._owners.get(share)
+        if owners is None:
+            owners = self._owners[share] = {}
+        owner = owners.get(rank)
         if owner is None:
-            if len(self._owners) >= MOST_RANKS:
+            if len(owners) >= MOST_RANKS:
                 rank = MORE
-            owner = self._owners.get(rank) or self._open(rank)
+            owner = owners.get(rank)
+            if owner is None:
+                self._look_for_another(rank, share)
+                owner = owners[rank] = self._left.pop(rank, None) or self._new(rank, share)
         return owner
 
-    def labels(self, rank: int) -> Labels:
+    def labels(self, rank: int, share: Share | None = None) -> Labels:
         """Returns the labels for rows about one rank that are not the index's, such as those about its batches."""
-        return dict(self.owner(rank).labels)
+        return dict(self.owner(rank, share).labels)
 
-    def reset(self, rank: int | None = None) -> None:
-        """Empties the books of one rank, or of all: the publisher has started again. The rows stay."""
-        for known, owner in self._owners.items():
-            if rank is None or rank == known:
-                owner.empty()
+    def reset(self, rank: int | None = None, share: Share | None = None) -> None:
+        """Empties the books of one rank, or of all, since the publisher has started again. The rows stay.
+
+        Args:
+            rank: The rank; None for all.
+            share: The source whose books are meant; None for those of all.
+        """
+        for source, owners in self._owners.items():
+            if share in (None, source):
+                for known, owner in owners.items():
+                    if rank in (None, known):
+                        owner.empty()
+
+    def leave(self, share: Share) -> None:
+        """Empties the books of a source that is gone, while others stay. Another may go on with them."""
+        for rank, owner in self._owners.pop(share, {}).items():
+            owner.empty()
+            if rank in self._left:
+                owner.close()
+            else:
+                self._left[rank] = owner
 
     def blocks(self) -> Counter[str]:
         """Returns how many blocks there are, by medium, in the books of all ranks."""
         blocks = Counter[str]()
-        for owner in self._owners.values():
+        for owner in self._every():
             blocks.update(owner.blocks())
         return blocks
 
     def forget(self, medium: str) -> None:
         """Empties the books of one medium, since there is no room for them."""
-        for owner in self._owners.values():
+        for owner in self._every():
             owner.forget(medium)
 
     def release(self) -> None:
@@ -208,16 +245,20 @@ class Worker:
         """Ends the books and their rows; returns how many blocks there were, and whether the rows had said so."""
         self._index = None
         blocks, agreed = 0, True
-        for owner in self._owners.values():
+        for owner in self._every():
             held, right = owner.close()
             blocks, agreed = blocks + held, agreed and right
         self._owners.clear()
+        self._left.clear()
+        for share in self._taken:
+            share.give_back()
+        self._taken.clear()
         return blocks, agreed
 
     def _settle(self, guess: EngineGuess) -> None:
         self._guess, self._engine = None, guess.engine
         _logger.info("kvcache: worker %r is %s, by %s", printable(self.name), guess.engine, guess.why)
-        for owner in self._owners.values():
+        for owner in self._every():
             owner.count_copies(self._copies)
             if self._clears_only_the_device:
                 owner.clear_device_only()
@@ -232,14 +273,20 @@ class Worker:
         # vLLM's event is about its block pool alone; of the tiers below it announces no reset.
         return self._engine == Engine.VLLM if self._clears_device_only is None else self._clears_device_only
 
-    def _open(self, rank: int) -> Owner:
+    def _every(self) -> Iterator[Owner]:
+        for owners in self._owners.values():
+            yield from owners.values()
+        yield from self._left.values()
+
+    def _new(self, rank: int, share: Share) -> Owner:
         index = self._index
         if index is None:
             raise RuntimeError(f"worker {printable(self.name)!r} has been released")
-        own = self._reserved or (self.label != OTHER and index.take_room())
-        self.rooms += own and not self._reserved
-        self._reserved = False
-        owner = self._owners[rank] = Owner(
+        if self._reserved and share is self._share:
+            own, self._reserved = True, False
+        elif own := self.label != OTHER and share.take():
+            self._taken.append(share)
+        owner = Owner(
             index.recorder,
             {
                 semconv.KVCACHE_WORKER: self.label if own else OTHER,
@@ -253,6 +300,23 @@ class Worker:
         if self._block_size is not None:
             owner.resize(Tier.DEVICE, self._block_size)
         return owner
+
+    def _look_for_another(self, rank: int, share: Share) -> None:
+        """Counts two sources that are one worker and say that they are one rank, and says it once."""
+        other = next((other for other, owners in self._owners.items() if other is not share and rank in owners), None)
+        if other is None or self._index is None or rank == MORE:
+            return
+        self._index.wrong_source()
+        if "another" not in self._said:
+            self._said.add("another")
+            _logger.warning(
+                "kvcache: sources %s and %s are both worker %r, rank %d, which is what a batch without a rank means: "
+                "their rows are added up; a name for each keeps them apart",
+                other.source,
+                share.source,
+                printable(self.name),
+                rank,
+            )
 
     def _resized(self, where: str, old: int, new: int) -> None:
         if where not in self._resizes:

@@ -1,0 +1,97 @@
+"""Room: which workers and ranks have rows of their own, so that no source takes what another needs.
+
+The first of each source always has; how many more there may be is bounded for all, and for each.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_logger = logging.getLogger(__name__)
+
+FURTHER = 1024
+"""Workers and ranks beside the first of each source that have rows of their own."""
+
+SHARE = 256
+"""Of these, what one source may have."""
+
+
+class Room:
+    """The room for the rows of one index.
+
+    Attributes:
+        owners: Workers and ranks for which there is room left.
+        further: Of these, how many may be others than the first of a source.
+        other: The worker in which the others are added up.
+    """
+
+    __slots__ = ("_said", "further", "other", "owners")
+
+    def __init__(self, owners: int, further: int, other: str) -> None:
+        """Args:
+        owners: As the attribute.
+        further: As the attribute.
+        other: As the attribute.
+        """
+        self.owners, self.further, self.other = owners, further, other
+        self._said = False
+
+    def full(self) -> None:
+        """Says that there is none left, once."""
+        if not self._said:
+            self._said = True
+            _logger.warning(
+                "kvcache: no room for rows of more workers and ranks; the others are added up in kvcache.worker=%r",
+                self.other,
+            )
+
+
+class Share:
+    """What one source has of it.
+
+    Attributes:
+        source: What and where the source is, as the log says it.
+    """
+
+    __slots__ = ("__weakref__", "_first", "_further", "_room", "_said", "source")
+
+    def __init__(self, room: Room, source: str) -> None:
+        """Args:
+        room: Of what.
+        source: As the attribute.
+        """
+        self.source = source
+        self._room = room
+        self._first, self._further, self._said = False, 0, False
+
+    def take(self) -> bool:
+        """Takes the room for one worker or rank more, and returns whether there was any."""
+        room = self._room
+        if self._first and self._further >= SHARE:
+            if not self._said:
+                self._said = True
+                _logger.warning(
+                    "kvcache: source %s names more than %d workers and ranks; the others are added up in "
+                    "kvcache.worker=%r",
+                    self.source,
+                    SHARE,
+                    room.other,
+                )
+            return False
+        if not room.owners or (self._first and not room.further):
+            room.full()
+            return False
+        room.owners -= 1
+        room.further -= self._first
+        self._further += self._first
+        self._first = True
+        return True
+
+    def give_back(self) -> None:
+        """Gives back the room for one of them."""
+        self._room.owners += 1
+        if self._further:
+            self._further -= 1
+            self._room.further += 1
+        else:
+            self._first = False
