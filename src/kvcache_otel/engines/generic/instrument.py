@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel.engines.generic import faults, objects
+from kvcache_otel.engines.generic.classes import attributes_of
+from kvcache_otel.engines.generic.copied import ANCHOR
 from kvcache_otel.engines.generic.facts import Fact
 from kvcache_otel.engines.generic.gauges import Gauges, make_gauges
 from kvcache_otel.engines.generic.handle import Instrumented, Missing, taken
@@ -99,7 +101,7 @@ def _check(owner: Any) -> None:
         weakref.ref(owner)
     except TypeError:
         raise TypeError(f"{kind} cannot be referred to weakly: give it a __weakref__ slot") from None
-    carried = objects.attributes_of(owner).get(objects.ANCHOR)
+    carried = attributes_of(owner).get(ANCHOR)
     if isinstance(carried, Instrumented) and carried.is_of(owner):
         raise ValueError(taken(owner))
 
