@@ -45,10 +45,10 @@ def instrument_controller(
     deadline_s: float = DEADLINE_S,
     meter_provider: MeterProvider | None = None,
 ) -> Instrumented:
-    """Has a cache controller measured: its methods are wrapped on this object, until it is gone or given back.
+    """Has a cache controller measured: its methods are wrapped for this object, until it is gone or given back.
 
     Calls that are made by the object itself are seen too, but not those through a method that somebody took off the
-    object before. A method that is bound does not keep its object alive from now on.
+    object before. Other objects of its class are not affected.
 
     Args:
         controller: The object; it is held weakly.

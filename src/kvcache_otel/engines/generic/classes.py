@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import deque
 from contextlib import suppress
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel.engines.generic.stand_ins import StandIn, Wrapped
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 NOTHING = object()
 """What is found where nothing is."""
 
-# How often a class is given back on its own account, since its last instrumented object is gone: each time the interpreter
-# has to learn anew where its attributes are, and gives up some day. After that its hooks stay, and let calls through.
+# How often a class is given back by itself, when its last instrumented object is gone: each time the interpreter has to
+# learn anew where its attributes are, and some day gives up on it. After that its hooks stay, and let calls through.
 GIVEN_BACK = 16
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class ClassHook:
@@ -55,9 +57,9 @@ class ClassHook:
         self._where: Mapping[str, Any] = {name: self.original}
         self._genuine: Callable[[Any, Any], Any]
         if self.original is NOTHING:
-            self._where = next((vars(base) for base in kind.__mro__[1:] if name in vars(base)), {})
+            self._where = next(filter(lambda having: name in having, map(vars, kind.__mro__[1:])), _EMPTY)
             self._genuine = self._inherited
-        elif hasattr(type(self.original), "__get__"):
+        elif has_sign(self.original, "__get__"):
             self._genuine = self.original.__get__
         else:
             self._genuine = self._as_it_is
@@ -152,7 +154,7 @@ class ClassHook:
     def _inherited(self, instance: Any, kind: Any) -> Any:
         # Asked each time: a base may be given another method by the engine, and this class has to have it then.
         try:
-            return getattr(super(self._kind, kind if instance is None else instance), self.name)
+            return getattr(cast("Any", super(self._kind, kind if instance is None else instance)), self.name)
         except AttributeError:
             if static(self._kind, self.name)[1] is not NOTHING:
                 raise
@@ -165,10 +167,9 @@ class ClassHook:
         try:
             return self._genuine(instance, kind)
         except AttributeError:
-            asked = getattr(type(instance), "__getattr__", None)
-            if asked is None:
+            if not has_sign(instance, "__getattr__"):
                 raise
-            return asked(instance, self.name)
+            return instance.__getattr__(self.name)
 
 
 class AttributeHook(ClassHook):
@@ -196,6 +197,11 @@ class AttributeHook(ClassHook):
 def attributes_of(owner: object) -> dict[str, Any]:
     """Returns an object's own attributes, past whatever its class does when one is set."""
     return owner.__dict__
+
+
+def has_sign(thing: Any, name: str) -> bool:
+    """Returns whether something has what Python itself looks up on its class."""
+    return hasattr(cast("type[Any]", type(thing)), name)
 
 
 def genuine(found: Any) -> Any:

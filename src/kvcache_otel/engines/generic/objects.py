@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvcache_otel.engines.generic import classes
 from kvcache_otel.engines.generic.classes import attributes_of
@@ -89,12 +90,12 @@ def find(owner: Any, name: str) -> Found | str:
         return f"{kind}.{name} is no method"
     if _goes_on(bound):
         return f"{kind}.{name} goes on after it has returned: tell of it from inside, with `transfers`"
-    if not hasattr(bound, "__wrapped__") and any(hasattr(type(bound), more) for more in _MORE):
+    if not hasattr(bound, "__wrapped__") and any(classes.has_sign(bound, more) for more in _MORE):
         return f"{kind}.{name} is a {type(bound).__name__}, which is more than a function: it stays as it is"
     _, found = classes.static(owned, name)
     if isinstance(found, property):
         return f"{kind}.{name} is a property"
-    if hasattr(type(found), "__set__"):
+    if classes.has_sign(found, "__set__"):
         return f"{kind} does not look {name} up on its objects"
     own = attributes_of(owner).get(name, classes.NOTHING)
     return Found(found, bound, own=False) if own is classes.NOTHING else Found(own, bound, own=True)
@@ -125,7 +126,7 @@ class Place:
         Raises:
             Exception: The object's class lets nobody set its attributes.
         """
-        function = reduce_plainly if name == "__reduce_ex__" else _of_owner(method)
+        function = reduce_plainly if name == "__reduce_ex__" else _of_owner(name, method)
         self._wrapped = Wrapped(method.found, function, points)
         self._hook = classes.hook_for(owner, name, self._wrapped, own=method.own)
 
@@ -142,10 +143,10 @@ class Place:
         self._hook.forget(owner, self._wrapped)
 
 
-def _of_owner(method: Found) -> Callable[..., Any] | None:
+def _of_owner(name: str, method: Found) -> Callable[..., Any] | None:
     """Returns a method as a function of its object and its arguments; None where it is more than a function."""
     bound, found = method.bound, method.found
-    function = bound.__func__ if type(bound) is MethodType else bound
+    function: Any = bound.__func__ if isinstance(bound, MethodType) else bound
     if type(function) is FunctionType and function is found and not method.own:
         return function
     if type(function) not in _FUNCTIONS or not (method.own or type(found) in (staticmethod, classmethod)):
@@ -155,14 +156,22 @@ def _of_owner(method: Found) -> Callable[..., Any] | None:
         return bound(*args, **kwargs)
 
     called.__dict__.update(getattr(function, "__dict__", {}))
-    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
-        setattr(called, name, getattr(bound, name, None) or "")
+    for attribute in ("__module__", "__qualname__", "__doc__"):
+        if (value := getattr(function, attribute, None)) is not None:
+            setattr(called, attribute, value)
+    called.__name__ = name  # By which it is found again, when it was pickled as one of its object.
+    with suppress(TypeError, ValueError):  # One that is written in C may not say.
+        signature = inspect.signature(bound)
+        first = inspect.Parameter("_", inspect.Parameter.POSITIONAL_ONLY)
+        called.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[first, *signature.parameters.values()]
+        )
     return called
 
 
 def hide_from_copies(owner: Any) -> Place | None:
     """Has copies and pickles of an object be without what it carries of ours, where its class lets us."""
-    _, found = classes.static(type(owner), "__reduce_ex__")
+    _, found = classes.static(cast("type[Any]", type(owner)), "__reduce_ex__")
     if "__reduce_ex__" in attributes_of(owner):
         return None
     try:

@@ -40,10 +40,10 @@ def _hooked(function: Callable[..., Any], points: Sequence[HookPoint]) -> Callab
 
 
 class StandIn:
-    """A static method, a callable of the object's own, or whatever else a class gives out as one of its methods.
+    """A callable of the object's own, or whatever else it gives out as one of its methods.
 
-    It is made for whoever asks, as a bound method is, and keeps the object as long as that keeps it. It is what it stands
-    for in all that can be seen of it; only its calls are heard of.
+    It is made for whoever asks, and keeps the object, as a bound method does. It is what it stands for in all that can
+    be seen of it; only its calls are heard of.
     """
 
     __slots__ = ("_around", "_genuine", "_owner")
