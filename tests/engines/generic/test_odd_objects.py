@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import math
 import pickle
 import subprocess
@@ -18,6 +20,8 @@ import kvcache_otel as kv
 from kvcache_otel import semconv
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.engines.generic.conftest import Exported
 
 TIERS = {"device": "kv", "host": "kv", "disk": "kv"}
@@ -69,6 +73,84 @@ def test_an_argument_may_have_any_name(
     rows = exported.rows
     assert rows.total(semconv.EVICTION_TOKENS) + rows.total(semconv.STORE_SKIPPED_BLOCKS) == 3 * expected
     assert rows.total(semconv.TELEMETRY_ERRORS) == 0
+
+
+# -- decorators --------------------------------------------------------------------------------------------------------
+
+
+def passing_on(function: Any) -> Any:
+    @functools.wraps(function)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return around
+
+
+def passing_on_the_rest(function: Any) -> Any:
+    @functools.wraps(function)
+    def around(this: Any, count: int, *args: Any, **kwargs: Any) -> Any:
+        return function(this, count, *args, **kwargs)
+
+    return around
+
+
+def giving_more(function: Any) -> Any:
+    @functools.wraps(function)
+    def around(this: Any, factor: int, count: int = 7) -> Any:
+        return function(this, count, factor)
+
+    return around
+
+
+class Decorated:
+    @passing_on
+    def plain(self, count: int, factor: int = 1) -> int:
+        return count * factor
+
+    @passing_on
+    @passing_on_the_rest
+    def rest(self, count: int, factor: int = 1) -> int:
+        return count * factor
+
+    @passing_on
+    @giving_more
+    def more(self, count: int, factor: int) -> int:
+        return count * factor
+
+    @passing_on
+    async def later(self) -> int:
+        return 1
+
+    @passing_on
+    def steps(self) -> Iterator[int]:
+        yield 1
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize("name", ["plain", "rest", "more"])
+@pytest.mark.parametrize("args", [{"args": (3, 5)}, {"args": (3,)}, {"kwargs": {"count": 3, "factor": 5}}])
+def test_arguments_are_those_that_a_decorator_takes(exported: Exported, name: str, args: Any) -> None:
+    owner = Decorated()
+    fact = kv.SkippedStore(tier="disk", blocks=lambda _, call: call.count * call.factor, reason="other")
+    instrument(owner, exported, {name: fact})
+    expected = getattr(owner, name)(*args.get("args", ()), **args.get("kwargs", {}))
+    assert exported.rows.total(semconv.STORE_SKIPPED_BLOCKS) == expected
+    assert exported.rows.total(semconv.TELEMETRY_ERRORS) == 0
+
+
+@pytest.mark.parametrize("name", ["later", "steps", "pinned"])
+def test_what_goes_on_behind_a_decorator_is_reported_and_not_counted(exported: Exported, name: str) -> None:
+    owner = Decorated()
+    handle = instrument(owner, exported, {name: SKIPPED})
+    ((_, _, why),) = handle.missing
+    assert why == f"Decorated.{name} goes on after it has returned: tell of it from inside, with `transfers`"
+    result = getattr(owner, name)()
+    if name == "later":
+        result.close()
+    assert exported.rows.values(semconv.STORE_SKIPPED_BLOCKS) == {}
 
 
 # -- the end of the interpreter ----------------------------------------------------------------------------------------
