@@ -389,6 +389,7 @@ class Transfers:
         """Counts what should have ended; on any thread."""
         self._underway.look_after()
         self._keys.look_after()
+        self._harvester.look_after()
 
 
 def _look_after(transfers: Transfers | None) -> None:
