@@ -908,3 +908,21 @@ def test_facts_of_one_kind_on_one_method_have_hooks_of_their_own(exported: Expor
     attached = exported.rows.values(semconv.TELEMETRY_HOOK_ATTACHED)
     assert list(attached.values()) == [1, 1, 1]
     assert exported.rows.value(semconv.STORE_SKIPPED_BLOCKS, tier="disk", reason="backpressure") == 3
+
+
+def test_hooks_of_caches_of_one_name_have_one_row_which_says_whether_all_are_there(exported: Exported) -> None:
+    owners = [Plain(), Plain(), Plain()]
+    lacking: Any = type("Plain", (), {})()
+    handles = [instrument(owner, exported) for owner in owners]
+    attached = {"spec": semconv.TELEMETRY_HOOK_ATTACHED, "hook": "write"}
+    assert exported.rows.value(**attached) == 1
+    handles[0].remove()
+    assert exported.rows.value(**attached) == 1
+    handles.append(instrument(lacking, exported))
+    assert exported.rows.value(**attached) == 0
+    del lacking
+    assert exported.rows.value(**attached) == 1
+    del owners[1]
+    assert exported.rows.value(**attached) == 1
+    handles[2].remove()
+    assert exported.rows.value(**attached) is None

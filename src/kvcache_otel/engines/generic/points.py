@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic.call import Call, Parameters
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from kvcache_otel.engines.generic.facts import Begin, Tell
     from kvcache_otel.engines.generic.rows import Rows
     from kvcache_otel.engines.hooks import Finish
+    from kvcache_otel.identity import Identity
+    from kvcache_otel.record.timing import Harvester
 
 
 def hook_names(name: str, facts: Sequence[Fact]) -> list[str]:
@@ -59,6 +62,8 @@ def make_point(rows: Rows, owner: object, name: str, called: str, fact: Fact, me
 def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
     """Has it exported whether a hook is in place, for as long as there is who has it.
 
+    Several objects of one cache, or caches of one name, have one row: it is 1 where all of them have the hook.
+
     Args:
         rows: The rows of its cache.
         point: The hook.
@@ -66,12 +71,22 @@ def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
     """
     labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: point.hook.name}
     this = weakref.ref(point)  # Its readers may keep the object, which keeps the owner.
+    alike = _alike.setdefault(rows.probe.harvester, {}).setdefault((rows.probe.identity, point.hook.name), [])
+    alike[:] = [*(weakref.ref(other) for other in _told(alike)), this]
 
     def attached() -> int | None:
-        point = this()
-        return None if point is None or point.state == "detached" else int(point.state == "attached")
+        told = _told(alike)
+        return int(all(each.state == "attached" for each in told)) if told and told[0] is this() else None
 
     rows.probe.observe(semconv.TELEMETRY_HOOK_ATTACHED, labels, attached, owner=owner)
+
+
+# The hooks of one name in one cache; whatever is recorded together has one harvester.
+_alike: WeakKeyDictionary[Harvester, dict[tuple[Identity, str], list[weakref.ref[ObjectPoint]]]] = WeakKeyDictionary()
+
+
+def _told(alike: list[weakref.ref[ObjectPoint]]) -> list[ObjectPoint]:
+    return [point for each in tuple(alike) if (point := each()) is not None and point.state != "detached"]
 
 
 def _body(rows: Rows, fact: Fact, this: Callable[[], Any], parameters: Parameters) -> Callable[..., Any]:
