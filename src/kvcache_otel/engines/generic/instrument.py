@@ -131,6 +131,9 @@ def _facts(owner: Any, methods: Methods | None, usual: Mapping[str, Fact]) -> di
         for fact in several:
             if not isinstance(fact, Fact):
                 raise TypeError(f"methods[{name!r}]: {printable(fact)!r} is no fact, as Backup(…) or Eviction(…) are")
+            if fact.reads_attributes and type(usual.get(name)) is not type(fact):
+                kind, needed = type(fact).__name__, "= and ".join(fact.REQUIRED)
+                raise TypeError(f"methods[{name!r}]: {kind} does not say how to read it: give {needed}=")
         facts[name] = several
     return facts
 
