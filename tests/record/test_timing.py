@@ -20,7 +20,6 @@ import pytest
 
 from kvcache_otel import semconv
 from kvcache_otel.record import asking, reading, timing
-from kvcache_otel.record.asking import Asking
 from kvcache_otel.record.cells import Counter, Histogram
 from kvcache_otel.record.pair import Outcome, Pair
 from kvcache_otel.record.timing import Harvester
@@ -30,6 +29,7 @@ from tests.support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from kvcache_otel.record.asking import Asking
     from kvcache_otel.record.reading import Round
     from kvcache_otel.record.streams import Lane
 
@@ -454,9 +454,9 @@ def rounds(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     read = device.harvester._round
 
-    def counting(mine: Asking, at_most: int | None, stopped: float | None) -> Round:
+    def counting(at_most: int | None, stopped: float | None, asking: Asking) -> Round:
         found.append(None)
-        return read(mine, at_most, stopped)
+        return read(at_most, stopped, asking)
 
     monkeypatch.setattr(device.harvester, "_round", counting)
     return found
@@ -526,8 +526,8 @@ def test_a_pair_that_comes_while_the_thread_lies_down_is_not_forgotten(
     read = device.harvester._round
     late = [FakeEvent(8.0)]
 
-    def and_then_comes_another(mine: Asking, at_most: int | None, stopped: float | None) -> Round:
-        found = read(mine, at_most, stopped)
+    def and_then_comes_another(at_most: int | None, stopped: float | None, asking: Asking) -> Round:
+        found = read(at_most, stopped, asking)
         if not found.left and late:  # From a thread that saw ours awake, and did not ring.
             device.harvester._pairs.append(waiting(FakeEvent(0.0), late.pop(), device.duration))
         return found
@@ -540,9 +540,7 @@ def test_a_pair_that_comes_while_the_thread_lies_down_is_not_forgotten(
 def test_what_a_stopped_thread_puts_back_is_read_by_another(device: Device) -> None:
     end = FakeEvent(8.0, passed=False)
     device.harvester._pairs.append(waiting(FakeEvent(0.0), end, device.duration))
-    device.harvester._round(
-        Asking(), None, stopped=0.0
-    )  # What a thread does last that was stopped before that pair came.
+    device.harvester._round(None, stopped=0.0)  # What a thread does last that was stopped before that pair came.
     end.passed = True
     wait_until(lambda: device.seconds == 0.008)
 
@@ -584,7 +582,7 @@ def test_a_thread_that_ended_by_itself_is_started_again(device: Device, monkeypa
     complaints: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", complaints.append)
     with monkeypatch.context() as patched:
-        patched.setattr(device.harvester, "_round", lambda *_: 1 / 0)
+        patched.setattr(device.harvester, "_round", lambda *_, **__: 1 / 0)
         device.copy(1.0)
         wait_until(lambda: not threads())
     device.copy(1.0)

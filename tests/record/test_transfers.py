@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity
 from kvcache_otel.record import reading, timing, underway
-from kvcache_otel.record.asking import Asking
 from kvcache_otel.record.keys import LATER
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
@@ -360,14 +359,14 @@ def test_in_a_stream_nothing_is_asked_before_what_came_first_is_done(scene: Scen
     for _ in range(3):
         with copies.begin(stream=stream):
             stream.copy(1.0)
-    scene.recorder.harvester._round(Asking(), None, None)
+    scene.recorder.harvester._round(None, None)
     ends = scene.device.made[1::2]
     asked = ends[0].queries
-    scene.recorder.harvester._round(Asking(), None, None)
+    scene.recorder.harvester._round(None, None)
     assert ends[0].queries - asked == 1  # Not once for each that waits behind it.
     assert [bool(event.askers) for event in ends] == [True, False, False]
     stream.run()
-    scene.recorder.harvester._round(Asking(), None, None)
+    scene.recorder.harvester._round(None, None)
     assert scene.samples() == 3
     scene.recorder.harvester._reader = None
 

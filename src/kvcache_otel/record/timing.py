@@ -227,7 +227,7 @@ class Harvester:
                 return reader
             # Before it runs, so that whoever adds a pair from now on can see whether it sleeps.
             self._asking = asking = Asking()
-            self._reader = reader = ReadingThread(partial(self._round, asking), self._is_empty)
+            self._reader = reader = ReadingThread(partial(self._round, asking=asking), self._is_empty)
             try:
                 reader.start()
             except BaseException as error:  # Too many threads, an interpreter that ends, or a signal handler's.
@@ -240,15 +240,15 @@ class Harvester:
     def _is_empty(self) -> bool:
         return not self._pairs
 
-    def _round(self, asking: Asking, at_most: int | None, stopped: float | None) -> Round:
+    def _round(self, at_most: int | None, stopped: float | None, asking: Asking | None = None) -> Round:
         """Asks so many pairs once, or all, and puts back what is not done.
 
         Args:
-            asking: Says what the thread asks.
             at_most: How many; None for all.
             stopped: When the thread was stopped, for its last round: no pair that is older is put back.
+            asking: Says what the thread asks; None where nobody needs to know.
         """
-        pairs = self._pairs
+        pairs, asking = self._pairs, asking or Asking()
         asking.since = now = time.monotonic()
         unasked = {id(hung.lane) for hung in self._hung}  # Nor would they answer.
         undone: set[int] = set()  # Lanes whose head the device is not done with: nor is it then with what comes after.
