@@ -149,7 +149,7 @@ class Streams:
 
 
 def _name(stream: Any) -> tuple[int, int, int] | None:
-    """Returns what says which of torch's streams it is: `torch.cuda.current_stream()` makes another object each time."""
+    """Returns which of torch's streams it is: `torch.cuda.current_stream()` makes another object of it each time."""
     try:
         number = getattr(stream, "stream_id", None)
         return (number, int(stream.device_index), int(stream.device_type)) if type(number) is int else None

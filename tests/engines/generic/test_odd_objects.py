@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import math
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import kvcache_otel as kv
 from kvcache_otel import semconv
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 
 TIERS = {"device": "kv", "host": "kv", "disk": "kv"}
 EVICTED = kv.Eviction(tokens=lambda result, _: result)
+METHODS = {"work": EVICTED}
 SKIPPED = kv.SkippedStore(tier="disk", blocks=lambda result, _: result, reason="other")
 
 
@@ -406,6 +412,37 @@ def test_what_the_page_says_of_methods_that_were_taken_off_before_is_so(exported
     assert before != cache.work
     assert before(3) == 3
     assert exported.rows.total(semconv.EVICTION_TOKENS) == 0
+
+
+# -- providers ---------------------------------------------------------------------------------------------------------
+
+
+def test_providers_that_were_shut_down_keep_no_thread_and_are_let_go(exported: Exported) -> None:
+    def ours() -> list[str]:
+        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("kvcache"))
+
+    owner = Cache()
+    instrument(owner, exported, {"work": EVICTED})
+    before, gone = ours(), []
+    for count in range(10):
+        provider = MeterProvider([InMemoryMetricReader()])
+        handle = kv.instrument_controller(cache := Cache(), tiers=TIERS, methods=METHODS, meter_provider=provider)
+        copies = kv.transfers("device", "host", cache="Own", meter_provider=provider)
+        cache.work(count)
+        with copies.transfer(bytes=1):
+            pass
+        provider.shutdown()
+        assert cache.work(count) == count  # Nobody reads it any more; the engine need not know.
+        handle.remove()
+        gone.append(weakref.ref(provider))
+    del provider, copies, cache, handle
+    kv.transfers("device", "host", cache="Own", meter_provider=exported.provider)
+    wait_until(lambda: ours() == before)
+    gc.collect()
+    assert [each() for each in gone if each() is not None] == []
+    owner.work(3)
+    assert exported.rows.total(semconv.EVICTION_TOKENS) == 3
+    assert "kvcache.eviction.tokens" in exported.names()
 
 
 # -- iterators ---------------------------------------------------------------------------------------------------------
