@@ -178,7 +178,11 @@ class AttributeHook(ClassHook):
     __slots__ = ()
 
     def __get__(self, instance: Any, kind: type | None = None) -> Any:
-        if instance is None or (value := instance.__dict__.get(self.name, NOTHING)) is NOTHING:
+        if instance is None:
+            return super().__get__(instance, kind)
+        try:
+            value = instance.__dict__[self.name]
+        except KeyError:
             return super().__get__(instance, kind)
         entry = self._entry(id(instance))
         if entry is None or (wrapped := entry()) is None or value is not wrapped.found:

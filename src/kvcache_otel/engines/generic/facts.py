@@ -96,13 +96,13 @@ class Fact:
         """Returns what reads one quantity."""
         return reading(getattr(self, name), name)
 
-    def happened(self) -> Callable[[Any, Call], bool]:
-        """Returns what says of a call whether anything happened."""
+    def happened(self) -> Callable[[Any, Call], bool] | None:
+        """Returns what says of a call whether anything happened; None where something always does."""
         if self.when is not None:
             return reading(self.when, "when")
         if self.reads_attributes:
             return lambda result, _: result is not None
-        return lambda _, __: True
+        return None
 
 
 def reading(given: Any, attribute: str) -> Callable[[Any, Call], Any]:
