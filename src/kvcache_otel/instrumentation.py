@@ -108,6 +108,7 @@ class Instrumentation:
 
         if not isinstance(meter_provider, MeterProvider | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"meter_provider= must be a MeterProvider, and not a {type(meter_provider).__name__}")
+        self._leave_ended(meter_provider)
         with self._lock:
             settings = self._settings or Settings.from_environ(os.environ)
             if self._rehearsed is not None:
@@ -124,6 +125,18 @@ class Instrumentation:
                 made = Runtime(settings, meter_provider=meter_provider)
                 known = self._others[id(meter_provider)] = meter_provider, made
             return known[1].probe(identity)
+
+    def _leave_ended(self, wanted: MeterProvider | None) -> None:
+        """Ends what exports to providers that were shut down, but for the one that is wanted."""
+        if not self._others:
+            return
+        from kvcache_otel.export.foreign import has_ended
+
+        with self._lock:
+            ended = [key for key, (other, _) in self._others.items() if other is not wanted and has_ended(other)]
+            left = [self._others.pop(key)[1] for key in ended]
+        for runtime in left:
+            runtime.stop()
 
     @contextmanager
     def rehearsal(self) -> Generator[list[tuple[Identity, MeterProvider | None]]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.generic import faults, usual
@@ -45,10 +47,10 @@ def instrument_controller(
     deadline_s: float = DEADLINE_S,
     meter_provider: MeterProvider | None = None,
 ) -> Instrumented:
-    """Has a cache controller measured: its methods are wrapped on this object, until it is gone or given back.
+    """Has a cache controller measured: its methods are wrapped for this object, until it is gone or given back.
 
     Calls that are made by the object itself are seen too, but not those through a method that somebody took off the
-    object before. A method that is bound does not keep its object alive from now on.
+    object before. Other objects of its class are not affected.
 
     Args:
         controller: The object; it is held weakly.
@@ -150,10 +152,13 @@ def transfers(
         TypeError: Something is not what it should be.
     """
     identity = _identity(cache, rank)
-    # Where nothing is measured it is told all the same, to nobody.
-    probe = instrumentation.own_probe(identity, meter_provider) or CacheProbe(Recorder(identity), identity)
-    return Transfers(
-        probe,
+
+    def make_probe() -> CacheProbe:
+        # Where nothing is measured it is told all the same, to nobody.
+        return instrumentation.own_probe(identity, meter_provider) or CacheProbe(Recorder(identity), identity)
+
+    made = Transfers(
+        make_probe(),
         source,
         destination,
         pools=faults.names("pools=", pools),
@@ -163,6 +168,20 @@ def transfers(
         make_event=make_event,
         deadline_s=deadline_s,
     )
+    _made[made] = make_probe
+    return made
+
+
+# By whoever has them. A forked child has them too, and goes on with them: nobody reads there what the parent recorded.
+_made: weakref.WeakKeyDictionary[Transfers, Callable[[], CacheProbe]] = weakref.WeakKeyDictionary()
+
+
+def _forked() -> None:
+    for made, make_probe in list(_made.items()):
+        made.start_anew(make_probe)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _instrument(

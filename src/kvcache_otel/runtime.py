@@ -51,7 +51,13 @@ class Runtime:
         self._stopped = False
         self._recorder: Recorder | None = None
         self._exporter: Exporter | None = None
-        os.register_at_fork(after_in_child=self._forked)
+        this = weakref.ref(self)  # A program may have many providers, one after the other.
+
+        def forked() -> None:
+            if (runtime := this()) is not None:
+                runtime._forked()
+
+        os.register_at_fork(after_in_child=forked)
 
     @property
     def recorder(self) -> Recorder | None:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache_otel import semconv
-from kvcache_otel.record import reading, timing
+from kvcache_otel.record import asking, reading, timing
 from kvcache_otel.record.cells import Counter, Histogram
-from kvcache_otel.record.pair import Pair
+from kvcache_otel.record.pair import Outcome, Pair
 from kvcache_otel.record.timing import Harvester
 from tests.record.test_cells import Span
 from tests.support.processes import wait_until
@@ -29,7 +29,9 @@ from tests.support.processes import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from kvcache_otel.record.asking import Asking
     from kvcache_otel.record.reading import Round
+    from kvcache_otel.record.streams import Lane
 
 THREAD = "kvcache-otel-harvester"
 BOUNDS = semconv.TRANSFER_DURATION.bounds
@@ -452,9 +454,9 @@ def rounds(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     found: list[None] = []
     read = device.harvester._round
 
-    def counting(at_most: int | None, stopped: float | None) -> Round:
+    def counting(at_most: int | None, stopped: float | None, asking: Asking) -> Round:
         found.append(None)
-        return read(at_most, stopped)
+        return read(at_most, stopped, asking)
 
     monkeypatch.setattr(device.harvester, "_round", counting)
     return found
@@ -524,8 +526,8 @@ def test_a_pair_that_comes_while_the_thread_lies_down_is_not_forgotten(
     read = device.harvester._round
     late = [FakeEvent(8.0)]
 
-    def and_then_comes_another(at_most: int | None, stopped: float | None) -> Round:
-        found = read(at_most, stopped)
+    def and_then_comes_another(at_most: int | None, stopped: float | None, asking: Asking) -> Round:
+        found = read(at_most, stopped, asking)
         if not found.left and late:  # From a thread that saw ours awake, and did not ring.
             device.harvester._pairs.append(waiting(FakeEvent(0.0), late.pop(), device.duration))
         return found
@@ -580,7 +582,7 @@ def test_a_thread_that_ended_by_itself_is_started_again(device: Device, monkeypa
     complaints: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", complaints.append)
     with monkeypatch.context() as patched:
-        patched.setattr(device.harvester, "_round", lambda *_: 1 / 0)
+        patched.setattr(device.harvester, "_round", lambda *_, **__: 1 / 0)
         device.copy(1.0)
         wait_until(lambda: not threads())
     device.copy(1.0)
@@ -741,6 +743,115 @@ def test_a_signal_handler_may_flush_or_stop_what_it_has_interrupted(
         device.harvester._pairs.append(waiting(FakeEvent(0.0), FakeEvent(1.0), device.duration))
         os.kill(os.getpid(), signal.SIGUSR1)
     assert device.samples == 1
+
+
+class Hangs:
+    """A device of whose streams some do not answer, and somebody who collects."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.outcomes: list[tuple[str, Outcome]] = []
+
+    def put(self, name: str, end: FakeEvent, lane: Lane | None = None, deadline_s: float = ENOUGH_S) -> None:
+        outcomes = self.outcomes
+
+        class Told(Pair):
+            def settled(self, outcome: Outcome) -> None:
+                outcomes.append((name, outcome))
+
+        assert self.device.harvester.hand_over(Told(FakeEvent(0.0), end, self.device.duration), lane, deadline_s)
+
+    def hang(self, name: str, lane: Lane | None = None, deadline_s: float = ENOUGH_S) -> HangingEvent:
+        end = HangingEvent(1.0)
+        self.put(name, end, lane, deadline_s)
+        assert end.asked.wait(ENOUGH_S)
+        return end
+
+    def collect_until(self, done: Callable[[], bool]) -> None:
+        def looked() -> bool:
+            self.device.harvester.look_after()
+            return done()
+
+        wait_until(looked)
+
+
+@pytest.fixture
+def hangs(device: Device, monkeypatch: pytest.MonkeyPatch) -> Hangs:
+    for module in (asking, timing):
+        monkeypatch.setattr(module, "HUNG_S", 0.05)
+    return Hangs(device)
+
+
+def test_a_stream_that_does_not_answer_hides_no_other(hangs: Hangs, lines: pytest.LogCaptureFixture) -> None:
+    device, slow = hangs.device, deque[Pair]()
+    hanging = hangs.hang("hanging", slow)
+    hangs.put("behind it", behind := FakeEvent(1.0), slow)
+    hangs.put("elsewhere", FakeEvent(2.0), deque())
+    device.copy(4.0)
+    hangs.collect_until(lambda: device.samples == 2)
+    assert hangs.outcomes == [("elsewhere", Outcome.READ)]
+    assert (device.lost, behind.queries, len(threads())) == (0, 0, 2)
+    assert len(lines.messages) == 1
+    assert "gets no answer, for 0.05 s; other streams are read by another thread" in lines.messages[0]
+    assert not device.harvester.flush(ENOUGH_S)
+    hanging.answer.set()
+    hangs.collect_until(device.settled)
+    assert hangs.outcomes == [("elsewhere", Outcome.READ), ("hanging", Outcome.READ), ("behind it", Outcome.READ)]
+    assert (device.samples, device.lost) == (4, 0)
+    wait_until(lambda: len(threads()) == 1)
+
+
+def test_what_does_not_answer_in_its_time_is_counted_once_and_so_is_what_is_behind_it(hangs: Hangs) -> None:
+    device, slow = hangs.device, deque[Pair]()
+    hanging = hangs.hang("hanging", slow, deadline_s=0.1)
+    hangs.put("behind it", FakeEvent(1.0), slow, deadline_s=0.1)
+    hangs.collect_until(lambda: device.lost == 2)
+    assert sorted(hangs.outcomes) == [("behind it", Outcome.GIVEN_UP), ("hanging", Outcome.GIVEN_UP)]
+    hanging.answer.set()
+    hangs.collect_until(device.settled)
+    wait_until(lambda: len(threads()) == 1)
+    assert (len(hangs.outcomes), device.samples, device.lost) == (2, 0, 2)
+
+
+def test_a_pair_that_was_not_done_when_its_thread_was_relieved_waits_on(hangs: Hangs) -> None:
+    device, slow = hangs.device, deque[Pair]()
+    hanging = hangs.hang("hanging", slow)
+    hanging.passed = False
+    hangs.collect_until(lambda: bool(device.harvester._hung))
+    hanging.answer.set()
+    wait_until(lambda: not device.harvester._hung)
+    assert device.samples == 0
+    hanging.passed = True
+    wait_until(lambda: device.samples == 1)
+    assert hangs.outcomes == [("hanging", Outcome.READ)]
+
+
+def test_a_driver_that_does_not_answer_at_all_takes_a_few_threads_only(hangs: Hangs) -> None:
+    device = hangs.device
+    ends = [HangingEvent(1.0) for _ in range(10)]
+    for end in ends:
+        device.add(FakeEvent(0.0), end)
+    hangs.collect_until(lambda: len(threads()) == asking.AT_MOST_HUNG + 1)
+    for _ in range(20):
+        time.sleep(0.01)
+        device.harvester.look_after()
+    assert len(threads()) == asking.AT_MOST_HUNG + 1
+    for end in ends:
+        end.answer.set()
+    hangs.collect_until(device.settled)
+    wait_until(lambda: len(threads()) == 1)
+    assert (device.samples, device.lost) == (10, 0)
+
+
+def test_what_does_not_answer_until_the_end_is_counted_as_lost(hangs: Hangs) -> None:
+    device = hangs.device
+    hanging = hangs.hang("hanging", deque())
+    hangs.collect_until(lambda: bool(device.harvester._hung))
+    device.harvester.stop(0.05)
+    assert (device.lost, hangs.outcomes) == (1, [("hanging", Outcome.GIVEN_UP)])
+    hanging.answer.set()
+    wait_until(lambda: not threads())
+    assert (device.lost, device.samples, len(hangs.outcomes)) == (1, 0, 1)
 
 
 def test_a_signal_handler_that_ends_the_process_is_not_held_up_by_a_flush(

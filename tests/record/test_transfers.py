@@ -347,6 +347,25 @@ def test_streams_are_read_as_they_are_done_and_each_in_its_order(scene: Scene) -
     assert scene.seconds() == pytest.approx(0.015)
 
 
+def test_a_stream_that_is_another_object_each_time_is_known_by_its_number(scene: Scene) -> None:
+    class View(FakeStream):
+        """As `torch.cuda.current_stream()` makes one each time: it says which stream it is."""
+
+        def __init__(self, device_index: Any, stream_id: Any = 3) -> None:
+            super().__init__()
+            self.device_type, self.device_index, self.stream_id = 1, device_index, stream_id
+
+    streams = scene.transfers._streams
+    first, second = streams.stream(View(0)), streams.stream(View(1))
+    assert first is streams.stream(View(0)) is not second
+    assert second is streams.stream(View(1)) is not streams.stream(View(1, 4))
+    assert first.lane is not second.lane
+    assert len(streams._streams) == 3  # No more is kept of those that are gone.
+    for odd in (View(0, "3"), View(0, None), View([], 5)):  # One whose number is none is known as an object.
+        assert streams.stream(odd) is streams.stream(odd)
+    assert scene.lost() == 0
+
+
 def test_in_a_stream_nothing_is_asked_before_what_came_first_is_done(scene: Scene) -> None:
     class Rushed(FakeEvent):  # Says at once that it is done, whatever came before.
         def query(self) -> bool:

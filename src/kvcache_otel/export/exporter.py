@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.export.deadline import EXIT_DEADLINE_S, Prepared, run_within
-from kvcache_otel.export.foreign import readers_of
+from kvcache_otel.export.foreign import has_ended, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,7 @@ class Exporter:
                 self._replay.stop()
             if self._own:
                 self._provider.shutdown(timeout_millis=max(self._deadline - time.monotonic(), 0.001) * 1000)
-            else:
+            elif not has_ended(self._provider):
                 self._flush(self._deadline)
         finally:
             self._instruments.release(self._recorder)

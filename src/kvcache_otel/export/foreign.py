@@ -26,6 +26,11 @@ def readers_of(provider: Any) -> Sequence[Any] | None:
     return None
 
 
+def has_ended(provider: Any) -> bool:
+    """Returns whether somebody's provider was shut down; False where it does not say. The SDK has no public name."""
+    return getattr(provider, "_shutdown", False) is True
+
+
 def silence_in_children(provider: Any) -> None:
     """Makes the readers of a provider receive nothing in a forked child, as `CellReader` does."""
     pid = os.getpid()

@@ -30,10 +30,12 @@ class Round(NamedTuple):
     Attributes:
         settled: How many there is nothing more to ask.
         left: How many wait then.
+        last: Whether it was the thread's last: another one reads in its place.
     """
 
     settled: int
     left: int
+    last: bool = False
 
 
 class ReadingThread:
@@ -108,9 +110,9 @@ class ReadingThread:
         while True:
             asked, stopped = self._asked, self._stopped
             everything = stopped is not None or asked > self._answered
-            settled, self.left = self._read(None if everything else PER_ROUND, stopped)
+            settled, self.left, last = self._read(None if everything else PER_ROUND, stopped)
             self._answered = asked
-            if stopped is not None:
+            if stopped is not None or last:
                 return
             if 2 * settled >= PER_ROUND:  # They come fast: the next look is soon, and the naps grow again from there.
                 self._bell.acquire(timeout=SHORTEST_S)

@@ -98,6 +98,7 @@ class Streams:
         self._make = make
         # By id, which is cheaper than to ask a stream for its hash; who is in here keeps its id.
         self._streams: dict[int, tuple[Any, Stream]] = {}
+        self._named: dict[tuple[int, int, int], Stream] = {}
         self._spares: dict[object, Spares] = {}
 
     def stream(self, stream: Any) -> Stream:
@@ -110,14 +111,19 @@ class Streams:
         known = self._streams.get(id(stream))
         if known is not None:
             return known[1]
+        name = _name(stream)
+        if name is not None and (ours := self._named.get(name)) is not None:
+            return ours
         try:
             spares = self._spares_of(stream)
         except Exception as error:  # Remembered: to look for a module that is not there takes long.
             spares = Spares(_refusing(f"{type(error).__name__}: {printable(error)}"))
         if len(self._streams) >= REMEMBERED:
-            self._streams = {}
+            self._streams, self._named = {}, {}
         ours = Stream(stream, spares)
         self._streams[id(stream)] = stream, ours
+        if name is not None:
+            self._named[name] = ours
         return ours
 
     def part(self) -> list[object]:
@@ -131,7 +137,7 @@ class Streams:
             if ours.lane is not None:
                 left.append(ours.lane)
                 ours.lane = deque()
-        self._streams, self._spares = {}, {}
+        self._streams, self._named, self._spares = {}, {}, {}
         return left
 
     def _spares_of(self, stream: Any) -> Spares:
@@ -140,6 +146,15 @@ class Streams:
         if spares is None:
             spares = self._spares[key] = Spares(self._make or _maker(key))
         return spares
+
+
+def _name(stream: Any) -> tuple[int, int, int] | None:
+    """Returns which of torch's streams it is: `torch.cuda.current_stream()` makes another object of it each time."""
+    try:
+        number = getattr(stream, "stream_id", None)
+        return (number, int(stream.device_index), int(stream.device_type)) if type(number) is int else None
+    except Exception:  # Somebody's own.
+        return None
 
 
 def _device(stream: Any) -> tuple[str, int | None]:

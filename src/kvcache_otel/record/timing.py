@@ -12,8 +12,10 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
+from kvcache_otel.record.asking import AT_MOST_HUNG, HUNG_S, Asking
 from kvcache_otel.record.labels import printable
 from kvcache_otel.record.pair import DeviceEvent, Outcome, Pair
 from kvcache_otel.record.plain import plain
@@ -40,6 +42,18 @@ _INFINITY = float("inf")
 # A pair that nobody has looked at yet: its events, and where the seconds between them go. The engine's thread reads no
 # clock for it.
 _New = tuple[DeviceEvent, DeviceEvent, "Histogram"]
+
+
+class _Loss(NamedTuple):
+    """Why a pair told no time.
+
+    Attributes:
+        why: The same in words.
+        kind: What is said once.
+    """
+
+    why: str
+    kind: str
 
 
 class Harvester:
@@ -71,6 +85,8 @@ class Harvester:
         # in here once for each of its pairs: whoever takes it out may ask the one at its head.
         self._pairs: deque[_New | Pair | Lane] = deque()
         self._reader: ReadingThread | None = None
+        self._asking = Asking()
+        self._hung: list[Asking] = []  # Of threads that were relieved and have no answer yet.
         self._starting = threading.RLock()  # A signal handler may flush or stop what it has interrupted.
         self._said: set[str] = set()
         self._inherited: list[object] = []
@@ -135,11 +151,32 @@ class Harvester:
         Returns:
             Whether nothing is left to be read.
         """
+        self.look_after()
         # In this order: a reader that sleeps after there was no pair has none in its hands either.
         if not self._pairs and ((reader := self._reader) is None or reader.asleep):
-            return True
+            return not self._hung
         reader = self._rouse()
-        return reader is not None and reader.finish_round(timeout_s) and reader.left == 0
+        return reader is not None and reader.finish_round(timeout_s) and reader.left == 0 and not self._hung
+
+    def look_after(self) -> None:
+        """Relieves a thread whose device does not answer, so that others are read; on any thread. Never raises.
+
+        The pair that it asks is given up after its time, as any other.
+        """
+        now = time.monotonic()
+        asking = self._asking
+        if asking.has_hung(now) and len(self._hung) < AT_MOST_HUNG:
+            with self._starting:
+                if self._asking is asking and not asking.relieved:
+                    asking.relieved = True
+                    self._hung.append(asking)
+                    self._reader, self._asking = None, Asking()
+            if self._pairs:
+                self._rouse()
+            self._say("hung", f"gets no answer, for {HUNG_S:g} s; other streams are read by another thread meanwhile")
+        for hung in tuple(self._hung):
+            if hung.is_late(now):
+                self._give_up(hung, "no answer in its time")
 
     def stop(self, timeout_s: float) -> None:
         """Reads every pair that its device is done with, and ends the thread; the next pair starts another.
@@ -150,6 +187,8 @@ class Harvester:
             timeout_s: As in `flush`. What hangs then ends when it can.
         """
         pairs = self._pairs
+        for hung in tuple(self._hung):
+            self._give_up(hung, "no answer until the end")
         if pairs:
             self._rouse()
         for _ in range(len(pairs)):  # What comes from now on is another reader's.
@@ -165,9 +204,14 @@ class Harvester:
     def reset(self) -> None:
         """Forgets every pair, in a forked child."""
         # Not destroyed either: that would ask a driver that is not there, and may have been forked with its locks held.
-        self._inherited += (self._pairs, *(streams.part() for streams in (self.streams, *self._others)))
+        self._inherited += (
+            self._pairs,
+            self._asking,
+            *self._hung,
+            *(streams.part() for streams in (self.streams, *self._others)),
+        )
         self._pairs = deque()
-        self._reader = None
+        self._reader, self._asking, self._hung = None, Asking(), []
         self._starting = threading.RLock()
         self._said = set()
 
@@ -182,7 +226,8 @@ class Harvester:
             if reader is not None and not reader.ended:
                 return reader
             # Before it runs, so that whoever adds a pair from now on can see whether it sleeps.
-            self._reader = reader = ReadingThread(self._round, self._is_empty)
+            self._asking = asking = Asking()
+            self._reader = reader = ReadingThread(partial(self._round, asking=asking), self._is_empty)
             try:
                 reader.start()
             except BaseException as error:  # Too many threads, an interpreter that ends, or a signal handler's.
@@ -195,15 +240,17 @@ class Harvester:
     def _is_empty(self) -> bool:
         return not self._pairs
 
-    def _round(self, at_most: int | None, stopped: float | None) -> Round:
+    def _round(self, at_most: int | None, stopped: float | None, asking: Asking | None = None) -> Round:
         """Asks so many pairs once, or all, and puts back what is not done.
 
         Args:
             at_most: How many; None for all.
             stopped: When the thread was stopped, for its last round: no pair that is older is put back.
+            asking: Says what the thread asks; None where nobody needs to know.
         """
-        pairs = self._pairs
-        now = time.monotonic()
+        pairs, asking = self._pairs, asking or Asking()
+        asking.since = now = time.monotonic()
+        unasked = {id(hung.lane) for hung in self._hung}  # Nor would they answer.
         undone: set[int] = set()  # Lanes whose head the device is not done with: nor is it then with what comes after.
         waiting, settled = len(pairs), 0
         for _ in range(waiting if at_most is None else min(waiting, at_most)):
@@ -220,9 +267,14 @@ class Harvester:
                     pair, lane = taken.popleft(), taken
             except IndexError:  # A reader that hung when it was stopped is back, and took the last one.
                 break
-            if self._settle(pair):
-                settled += 1
-                continue
+            if lane is None or id(lane) not in unasked:
+                asking.hold(pair, lane)
+                answer = self._ask(pair)
+                if asking.claim() is None or (answer is not None and self._settle(pair, answer)):
+                    settled += 1
+                    if asking.relieved:
+                        break
+                    continue
             if pair.until < now:
                 self._lose(f"not done after {pair.until - pair.added:g} s", "late")
                 self._tell(pair, Outcome.GIVEN_UP)
@@ -235,6 +287,10 @@ class Harvester:
                 undone.add(id(lane))
                 lane.appendleft(pair)
                 pairs.append(lane)
+            if asking.relieved:
+                break
+        if asking.relieved:
+            return self._relieved(asking, settled)
         if stopped is not None and pairs:
             self._rouse()  # They came meanwhile, and are another thread's.
         return Round(settled, len(pairs))
@@ -245,25 +301,43 @@ class Harvester:
         pair.until = pair.added + self._deadline_s
         return pair
 
-    def _settle(self, pair: Pair) -> bool:
-        """Records a pair that is done; returns whether there is nothing more to ask it."""
+    def _relieved(self, asking: Asking, settled: int) -> Round:
+        """Ends the part of a thread that has its answer after all."""
+        with suppress(ValueError):  # In a forked child it was forgotten.
+            self._hung.remove(asking)
+        if self._pairs:
+            self._rouse()
+        return Round(settled, len(self._pairs), last=True)
+
+    @staticmethod
+    def _ask(pair: Pair) -> float | _Loss | None:
+        """Returns the seconds of a pair, or why it tells none; None where the device is not done with it."""
         try:
             if pair.void:
-                why, kind = "recorded again before they were read", "void"
-            elif not pair.after.query():
-                return False
-            else:
-                seconds = plain(pair.before.elapsed_time(pair.after)) / 1000.0
-                if 0 <= seconds < _INFINITY:
-                    pair.duration.record(seconds)
-                    self._tell(pair, Outcome.READ)
-                    return True
-                why, kind = f"{seconds!r} s apart", "apart"
+                return _Loss("recorded again before they were read", "void")
+            if not pair.after.query():
+                return None
+            seconds = plain(pair.before.elapsed_time(pair.after)) / 1000.0
+            return seconds if 0 <= seconds < _INFINITY else _Loss(f"{seconds!r} s apart", "apart")
         except BaseException as error:  # Signals reach the main thread only: SystemExit is no signal handler's here.
-            why, kind = f"{type(error).__name__}: {printable(error)}", "raised"
-        self._lose(why, kind)
-        self._tell(pair, Outcome.UNTOLD)
+            return _Loss(f"{type(error).__name__}: {printable(error)}", "raised")
+
+    def _settle(self, pair: Pair, answer: float | _Loss) -> bool:
+        """Records a pair that is done, or counts it; returns that there is nothing more to ask it."""
+        if isinstance(answer, _Loss):
+            self._lose(*answer)
+            self._tell(pair, Outcome.UNTOLD)
+        else:
+            pair.duration.record(answer)
+            self._tell(pair, Outcome.READ)
         return True
+
+    def _give_up(self, asking: Asking, why: str) -> None:
+        """Gives up the pair that a thread has no answer about."""
+        pair = asking.claim()
+        if pair is not None:
+            self._lose(why, "late")
+            self._tell(pair, Outcome.GIVEN_UP)
 
     def _tell(self, pair: Pair, outcome: Outcome) -> None:
         try:
@@ -274,9 +348,11 @@ class Harvester:
     def _lose(self, why: str, kind: str) -> None:
         """Counts a pair that told no time, and says the first of each kind."""
         self._lost.add(1)
+        self._say(kind, f"told no time ({why}); see kvcache.telemetry.dropped")
+
+    def _say(self, kind: str, words: str) -> None:
+        """Says the first of each kind of things about a pair."""
         if kind not in self._said:
             self._said.add(kind)
             with suppress(Exception):  # A handler of somebody's that raises costs no other pair its time.
-                _logger.warning(
-                    "kvcache: a pair of device events told no time (%s); see kvcache.telemetry.dropped", why
-                )
+                _logger.warning("kvcache: a pair of device events %s", words)

@@ -136,6 +136,10 @@ class Transfer(Pair):
         """Says that all of it is on its stream, for whoever finds out then what else to say. Never raises."""
         self._transfers.mark_end(self)
 
+    def belongs_to(self, transfers: Transfers) -> None:
+        """Has it end with another `Transfers`: in a forked child, what began before is none of the child's."""
+        self._transfers = transfers
+
     def settled(self, outcome: Outcome) -> None:
         """Hears from the harvester what has become of its events."""
         if outcome is not Outcome.GIVEN_UP:  # One that is has not finished, as far as anybody knows.

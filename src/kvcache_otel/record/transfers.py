@@ -10,6 +10,8 @@ import operator
 import time
 import weakref
 from collections.abc import Mapping
+from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
@@ -86,6 +88,8 @@ class Transfers:
             raise ValueError("name the pools whose tokens move: at least one of them")
         if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
             raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
+        self._set_up: dict[str, Any] = {"source": source, "destination": destination, "pools": pools, "name": name}
+        self._set_up |= {"timing": timing, "queued": queued, "deadline_s": deadline_s, "limit": limit}
         self._complaints = Complaints(probe, f"{source} to {destination}")
         self._harvester = probe.harvester
         self._make_route: Callable[[str], Route] = lambda of: probe.route(source, destination, name=name, timing=of)
@@ -131,6 +135,27 @@ class Transfers:
             )
         if self._make_event is None:
             self._make_event, self._streams = make_event, self._harvester.streams_by(make_event)
+
+    def start_anew(self, make_probe: Callable[[], CacheProbe]) -> None:
+        """Has it tell another probe from the next beginning on, in a forked child: what began before is the parent's.
+
+        Args:
+            make_probe: Gives the probe, when that is needed: most children begin nothing.
+        """
+        self._underway.hand_to(copy(self))
+        self._keys.clear()
+        anew = partial(self._begin_anew, make_probe)
+        vars(self).update(begin=anew, transfer=anew)
+
+    def _begin_anew(self, make_probe: Callable[[], CacheProbe], **said: Any) -> Transfer:
+        try:
+            if vars(self).pop("begin", None) is not None:  # Of several threads one does it.
+                del vars(self)["transfer"]
+                self.__init__(make_probe(), make_event=self._make_event, **self._set_up)
+        except BaseException as error:
+            let_through(error)
+            self._complaints.broken(error)
+        return self.begin(**said)
 
     # -- in the engine's hot path --------------------------------------------------------------------------------------
 
@@ -389,6 +414,7 @@ class Transfers:
         """Counts what should have ended; on any thread."""
         self._underway.look_after()
         self._keys.look_after()
+        self._harvester.look_after()
 
 
 def _look_after(transfers: Transfers | None) -> None:

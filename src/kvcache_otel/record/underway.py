@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvcache_otel.record.complaints import Complaints
     from kvcache_otel.record.transfer import Transfer
+    from kvcache_otel.record.transfers import Transfers
 
 # Transfers that begin, at least, before it is worth a look which of them have ended.
 A_FEW = 64
@@ -61,6 +62,12 @@ class Underway:
                 return
             if not oldest.ended:
                 self._complaints.unwatched(self._limit)
+
+    def hand_to(self, transfers: Transfers) -> None:
+        """Has all of them end with another `Transfers`, and forgets them."""
+        for transfer in self._begun:
+            transfer.belongs_to(transfers)
+        self.clear()
 
     def clear(self) -> None:
         """Forgets all of them."""

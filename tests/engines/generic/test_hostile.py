@@ -575,6 +575,38 @@ def test_a_forked_child_with_copies_under_way_neither_raises_nor_hangs(exported:
     assert told(exported) == 0
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_goes_on_with_transfers_that_were_made_before(exported: Exported) -> None:
+    copies = kv.transfers("host", "device", cache="Own", pools="kv", queued=True, meter_provider=exported.provider)
+    idle = kv.transfers("device", "host", cache="Own", meter_provider=exported.provider)
+    of_parent = copies.begin(bytes=1)
+    copies.begin(bytes=100).end()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            before = exported.runtime.recorder
+            with copies.transfer(bytes=7, tokens=3):
+                active = exported.rows.value(semconv.TRANSFER_ACTIVE, source="host", destination="device")
+                of_parent.end()
+            copies.begin(bytes=5, key="k", requested=0.0)
+            copies.end("k")
+            rows = exported.rows
+            found = [before, active, rows.total(semconv.TRANSFER_IO), rows.total(semconv.TRANSFER_TOKENS)]
+            found += [rows.total(semconv.TRANSFER_OPERATIONS), rows.total(semconv.TRANSFER_ACTIVE), told(exported)]
+            rows_of_idle = rows.values(semconv.TRANSFER_ACTIVE)
+            os.write(write, repr((found, len(rows_of_idle), "begin" in vars(idle))).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        assert answer.read() == repr(([None, 1, 12, 3, 2, 0, 0], 1, True))
+    os.waitpid(pid, 0)
+    of_parent.end()
+    assert exported.rows.total(semconv.TRANSFER_IO) == 101
+    assert exported.rows.total(semconv.TRANSFER_ACTIVE) == 0
+
+
 def test_two_objects_of_transfers_for_one_direction_add_up(exported: Exported) -> None:
     both = [kv.transfers("device", "host", cache="Own", meter_provider=exported.provider) for _ in range(2)]
     begun = [copies.begin(bytes=5) for copies in both]

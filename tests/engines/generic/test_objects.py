@@ -374,6 +374,20 @@ FAULTS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (Plain(), {"methods": ["write"]}, TypeError, "must be a mapping"),
     (Plain(), {"methods": {3: WRITE}}, TypeError, "'3' is none"),
     (Plain(), {"methods": {"write": None}}, TypeError, "no fact"),
+    (
+        Plain(),
+        {"methods": {"write": kv.Backup()}},
+        TypeError,
+        "write'.: Backup does not say .*: give tokens= and bytes=",
+    ),
+    (Plain(), {"methods": {"write": [WRITE, kv.Eviction()]}}, TypeError, "Eviction does not say how .*: give tokens="),
+    (Plain(), {"methods": {"write": kv.Publication()}}, TypeError, "Publication does not say how .*: give events="),
+    (
+        Plain(),
+        {"methods": {"write": kv.HostInsert(reasons=("other",))}},
+        TypeError,
+        "give loaded= and fulfilled=",
+    ),
     (Plain(), {"methods": {"write": kv.Eviction(tokens=1, tier=["host"])}}, ValueError, "was not declared"),  # type: ignore
     (Plain(), {"methods": {"write": kv.Drop(tokens=1, reason=3)}}, ValueError, "no reason '3'"),
     (Plain(), {"methods": {"write": kv.Backup(tokens=1, bytes=1, stream=1, make_event=3)}}, TypeError, "make_event"),  # type: ignore
@@ -506,7 +520,7 @@ def test_what_an_object_lacks_is_reported_and_has_no_rows(
     assert exported.rows.values(semconv.EVICTION_TOKENS) == {}
     assert exported.rows.value(semconv.TELEMETRY_HOOK_ATTACHED, hook=name) == 0
     assert exported.rows.value(semconv.TELEMETRY_HOOK_ATTACHED, hook="write") == 1
-    assert vars(owner).keys() == {"calls", "blocks", "write", "__reduce_ex__", "_kvcache_otel"}
+    assert vars(owner).keys() == {"calls", "blocks", "_kvcache_otel"}
 
 
 def test_a_gauge_that_an_object_lacks_is_reported_and_has_no_row(exported: Exported) -> None:
@@ -682,6 +696,14 @@ def test_who_speaks_the_protocols_says_nothing_but_its_tiers(exported: Exported)
     assert rows.value(semconv.PREFETCH_HIT_TOKENS, tier="disk") == 10
     assert rows.values(semconv.PREFETCH_LOADED_TOKENS) == {}  # Nobody here tells what becomes of it.
     assert rows.value(semconv.TRANSFER_ACTIVE, **BACKUP) == 0
+
+
+def test_a_fact_of_the_protocol_may_be_named_among_others(exported: Exported) -> None:
+    owner = Speaking()
+    methods = {"evict": kv.Eviction(), "load_back": kv.Eviction(tier="host", tokens=1)}
+    kv.instrument_tree_core(owner, tiers=TIERS, methods=methods, meter_provider=exported.provider)
+    owner.evict(), owner.load_back()
+    assert exported.rows.total(semconv.EVICTION_TOKENS) == 4
 
 
 def test_a_tree_core_that_speaks_the_protocol(exported: Exported, lines: pytest.LogCaptureFixture) -> None:
@@ -908,3 +930,21 @@ def test_facts_of_one_kind_on_one_method_have_hooks_of_their_own(exported: Expor
     attached = exported.rows.values(semconv.TELEMETRY_HOOK_ATTACHED)
     assert list(attached.values()) == [1, 1, 1]
     assert exported.rows.value(semconv.STORE_SKIPPED_BLOCKS, tier="disk", reason="backpressure") == 3
+
+
+def test_hooks_of_caches_of_one_name_have_one_row_which_says_whether_all_are_there(exported: Exported) -> None:
+    owners = [Plain(), Plain(), Plain()]
+    lacking: Any = type("Plain", (), {})()
+    handles = [instrument(owner, exported) for owner in owners]
+    attached = {"spec": semconv.TELEMETRY_HOOK_ATTACHED, "hook": "write"}
+    assert exported.rows.value(**attached) == 1
+    handles[0].remove()
+    assert exported.rows.value(**attached) == 1
+    handles.append(instrument(lacking, exported))
+    assert exported.rows.value(**attached) == 0
+    del lacking
+    assert exported.rows.value(**attached) == 1
+    del owners[1]
+    assert exported.rows.value(**attached) == 1
+    handles[2].remove()
+    assert exported.rows.value(**attached) is None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import gc
 import math
 import pickle
 import subprocess
@@ -14,15 +17,21 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import kvcache_otel as kv
 from kvcache_otel import semconv
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.engines.generic.conftest import Exported
 
 TIERS = {"device": "kv", "host": "kv", "disk": "kv"}
 EVICTED = kv.Eviction(tokens=lambda result, _: result)
+METHODS = {"work": EVICTED}
 SKIPPED = kv.SkippedStore(tier="disk", blocks=lambda result, _: result, reason="other")
 
 
@@ -70,6 +79,84 @@ def test_an_argument_may_have_any_name(
     rows = exported.rows
     assert rows.total(semconv.EVICTION_TOKENS) + rows.total(semconv.STORE_SKIPPED_BLOCKS) == 3 * expected
     assert rows.total(semconv.TELEMETRY_ERRORS) == 0
+
+
+# -- decorators --------------------------------------------------------------------------------------------------------
+
+
+def passing_on(function: Any) -> Any:
+    @functools.wraps(function)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return around
+
+
+def passing_on_the_rest(function: Any) -> Any:
+    @functools.wraps(function)
+    def around(this: Any, count: int, *args: Any, **kwargs: Any) -> Any:
+        return function(this, count, *args, **kwargs)
+
+    return around
+
+
+def giving_more(function: Any) -> Any:
+    @functools.wraps(function)
+    def around(this: Any, factor: int, count: int = 7) -> Any:
+        return function(this, count, factor)
+
+    return around
+
+
+class Decorated:
+    @passing_on
+    def plain(self, count: int, factor: int = 1) -> int:
+        return count * factor
+
+    @passing_on
+    @passing_on_the_rest
+    def rest(self, count: int, factor: int = 1) -> int:
+        return count * factor
+
+    @passing_on
+    @giving_more
+    def more(self, count: int, factor: int) -> int:
+        return count * factor
+
+    @passing_on
+    async def later(self) -> int:
+        return 1
+
+    @passing_on
+    def steps(self) -> Iterator[int]:
+        yield 1
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize("name", ["plain", "rest", "more"])
+@pytest.mark.parametrize("args", [{"args": (3, 5)}, {"args": (3,)}, {"kwargs": {"count": 3, "factor": 5}}])
+def test_arguments_are_those_that_a_decorator_takes(exported: Exported, name: str, args: Any) -> None:
+    owner = Decorated()
+    fact = kv.SkippedStore(tier="disk", blocks=lambda _, call: call.count * call.factor, reason="other")
+    instrument(owner, exported, {name: fact})
+    expected = getattr(owner, name)(*args.get("args", ()), **args.get("kwargs", {}))
+    assert exported.rows.total(semconv.STORE_SKIPPED_BLOCKS) == expected
+    assert exported.rows.total(semconv.TELEMETRY_ERRORS) == 0
+
+
+@pytest.mark.parametrize("name", ["later", "steps", "pinned"])
+def test_what_goes_on_behind_a_decorator_is_reported_and_not_counted(exported: Exported, name: str) -> None:
+    owner = Decorated()
+    handle = instrument(owner, exported, {name: SKIPPED})
+    ((_, _, why),) = handle.missing
+    assert why == f"Decorated.{name} goes on after it has returned: tell of it from inside, with `transfers`"
+    result = getattr(owner, name)()
+    if name == "later":
+        result.close()
+    assert exported.rows.values(semconv.STORE_SKIPPED_BLOCKS) == {}
 
 
 # -- the end of the interpreter ----------------------------------------------------------------------------------------
@@ -300,29 +387,62 @@ def test_a_copy_that_a_function_makes_of_the_attributes_has_nothing_of_ours(expo
     assert exported.rows.total(semconv.EVICTION_TOKENS) == 0
 
 
-def test_what_the_page_says_of_attributes_that_are_copied_by_hand_is_so(exported: Exported) -> None:
+def test_a_copy_that_is_made_of_the_attributes_by_hand_acts_on_itself_and_tells_nothing(exported: Exported) -> None:
     owner = Rebuilding()
-    instrument(owner, exported, {"work": EVICTED})
+    handle = instrument(owner, exported, {"work": EVICTED})
     clone = owner.clone()
-    assert set(vars(clone)) == {"worked", "work", "__reduce_ex__", "_kvcache_otel"}
     clone.work(3)
-    assert (owner.worked, clone.worked) == (3, 0)
+    assert (owner.worked, clone.worked) == (0, 3)
+    assert exported.rows.total(semconv.EVICTION_TOKENS) == 0
+    assert set(vars(clone)) == {"worked", "_kvcache_otel"}  # The owner's handle, which says nothing of this one.
+    second = instrument(clone, exported, {"work": EVICTED})
+    assert (clone.work(3), owner.work(4)) == (3, 4)
+    assert exported.rows.total(semconv.EVICTION_TOKENS) == 7
+    handle.remove()
+    assert clone.work(5) == 5
+    assert exported.rows.total(semconv.EVICTION_TOKENS) == 12
+    second.remove()
+    assert (vars(owner), vars(clone)) == ({"worked": 4}, {"worked": 11})
 
 
-def test_what_the_page_says_of_methods_that_are_taken_off_is_so(exported: Exported) -> None:
-    caches = [Rebuilding(), Rebuilding(), Rebuilding()]
-    handles = [instrument(cache, exported, {"work": EVICTED}) for cache in caches]
-    with pytest.raises(ReferenceError, match="the object whose method work was called is gone: keep a name for it"):
-        caches.pop(0).work(3)
-    cache = caches.pop(0)
-    assert cache.work(3) == 3
+def test_what_the_page_says_of_methods_that_were_taken_off_before_is_so(exported: Exported) -> None:
+    cache = Rebuilding()
     before = cache.work
-    handles[1].remove()
+    instrument(cache, exported, {"work": EVICTED})
     assert before != cache.work
     assert before(3) == 3
-    assert not hasattr(caches[0].work, "__func__")
-    with pytest.raises(TypeError):
-        weakref.WeakMethod(caches[0].work)
+    assert exported.rows.total(semconv.EVICTION_TOKENS) == 0
+
+
+# -- providers ---------------------------------------------------------------------------------------------------------
+
+
+def test_providers_that_were_shut_down_keep_no_thread_and_are_let_go(exported: Exported) -> None:
+    def ours() -> list[str]:
+        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("kvcache"))
+
+    owner = Cache()
+    instrument(owner, exported, {"work": EVICTED})
+    before, gone = ours(), []
+    for count in range(10):
+        provider = MeterProvider([InMemoryMetricReader()])
+        handle = kv.instrument_controller(cache := Cache(), tiers=TIERS, methods=METHODS, meter_provider=provider)
+        copies = kv.transfers("device", "host", cache="Own", meter_provider=provider)
+        cache.work(count)
+        with copies.transfer(bytes=1):
+            pass
+        provider.shutdown()
+        assert cache.work(count) == count  # Nobody reads it any more; the engine need not know.
+        handle.remove()
+        gone.append(weakref.ref(provider))
+    del provider, copies, cache, handle
+    kv.transfers("device", "host", cache="Own", meter_provider=exported.provider)
+    wait_until(lambda: ours() == before)
+    gc.collect()
+    assert [each() for each in gone if each() is not None] == []
+    owner.work(3)
+    assert exported.rows.total(semconv.EVICTION_TOKENS) == 3
+    assert "kvcache.eviction.tokens" in exported.names()
 
 
 # -- iterators ---------------------------------------------------------------------------------------------------------

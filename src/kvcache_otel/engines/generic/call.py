@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,14 +33,32 @@ class Parameters:
         self.positions: dict[str, int] = {}
         self.defaults: dict[str, Any] = {}
         try:
-            parameters = list(inspect.signature(method).parameters.values())
-        except (TypeError, ValueError):  # One that is written in C may not say.
+            parameters = _parameters(method)
+        except Exception:  # One that is written in C may not say, and what stands for another may say anything.
             return
         for position, parameter in enumerate(parameters):
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
                 self.positions[parameter.name] = position
             if parameter.default is not parameter.empty:
                 self.defaults[parameter.name] = parameter.default
+
+
+def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns what a method takes: with a decorator around it, what that takes, which may give it more than it gets.
+
+    Where the decorator's function begins as the method does, and says ``*args`` for the rest, the method knows better.
+    """
+    taken = list(inspect.signature(method, follow_wrapped=False).parameters.values())
+    wrapped = getattr(method, "__wrapped__", None)
+    if not callable(wrapped):
+        return taken
+    if isinstance(method, MethodType):
+        wrapped = MethodType(wrapped, method.__self__)
+    within = _parameters(wrapped)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [each.name for each in taken if each.kind not in variadic]
+    same = names == [each.name for each in within[: len(names)]]
+    return within if same and len(names) < len(taken) else taken
 
 
 class Call:

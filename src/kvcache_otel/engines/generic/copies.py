@@ -93,7 +93,7 @@ class Copy(Fact):
             def ended(result: Any, raised: BaseException | None) -> None:
                 at = time.monotonic()  # First: readers may take their time.
                 try:
-                    if raised is None and not happened(result, call):
+                    if raised is None and happened is not None and not happened(result, call):
                         transfer.cancel()
                         return
                     if stream is not None and raised is None:
@@ -194,7 +194,7 @@ class CopiesDone(Fact):
 
         def done(result: Any, call: Call) -> None:
             at = time.monotonic()  # First: readers may take their time.
-            if not happened(result, call):
+            if happened is not None and not happened(result, call):
                 return
             for key in keys(result, call) or ():
                 transfers.end(

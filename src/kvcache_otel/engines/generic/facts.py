@@ -1,7 +1,8 @@
 """Facts: what one method of a cache of one's own tells, and how it is read from what it returns and was called with.
 
-A reader is a callable of the method's result and of its `Call`, or a value that is always so. Where a fact has none at
-all, the result is read by the attributes that `protocols.py` names, and None says that nothing happened.
+A reader is a callable of the method's result and of its `Call`, or a value that is always so. A fact of a method that
+`protocols.py` names may have none at all: then the result is read by the attributes that are named there, and None says
+that nothing happened.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ class Fact:
         """What cannot be measured without it, in words."""
         return self.WHAT.format_map(vars(self))
 
+    @property
+    def reads_attributes(self) -> bool:
+        """Whether what its method returns is read by its own attributes."""
+        return bool(self.REQUIRED) and getattr(self, self.REQUIRED[0]) is None
+
     def tell(self, rows: Rows) -> Tell:
         """Returns what hears of each call that has ended well.
 
@@ -95,13 +101,13 @@ class Fact:
         """Returns what reads one quantity."""
         return reading(getattr(self, name), name)
 
-    def happened(self) -> Callable[[Any, Call], bool]:
-        """Returns what says of a call whether anything happened."""
+    def happened(self) -> Callable[[Any, Call], bool] | None:
+        """Returns what says of a call whether anything happened; None where something always does."""
         if self.when is not None:
             return reading(self.when, "when")
-        if self.REQUIRED and getattr(self, self.REQUIRED[0]) is None:
+        if self.reads_attributes:
             return lambda result, _: result is not None
-        return lambda _, __: True
+        return None
 
 
 def reading(given: Any, attribute: str) -> Callable[[Any, Call], Any]:

@@ -7,7 +7,9 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcache_otel.engines.generic import objects
+from kvcache_otel.engines.generic import classes, objects
+from kvcache_otel.engines.generic.classes import attributes_of
+from kvcache_otel.engines.generic.copied import ANCHOR
 from kvcache_otel.engines.generic.gauges import make_gauges
 from kvcache_otel.engines.generic.points import hook_names, make_point, watch
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 # What Gauges are listed as, beside the names of methods.
 GAUGE = "gauge"
+
+# Why something is missing that was there.
+_REPLACED = "another method has been put in its place on the class since"
 
 # In the order in which they were made.
 _living: weakref.WeakValueDictionary[int, Instrumented] = weakref.WeakValueDictionary()
@@ -111,7 +116,8 @@ class Instrumented:
         by_name = {point.hook.name: point for point in self._points}
         for name, what in self.measured:
             point = by_name.get(name)
-            state, words = ("attached", what) if point is None else (point.state, point.why or what)
+            state = "attached" if point is None else point.state
+            words = (point and point.why) or (_REPLACED if state == "missing" else what)
             lines.append(f"  {state:<9}  {name:<{width}}  {words}")
         lines += [f"  {'MISSING':<9}  {item.name:<{width}}  {item.why}" for item in self.missing]
         if self.missing:
@@ -125,8 +131,8 @@ class Instrumented:
         if owner is not None:
             for place in reversed(self._places):
                 place.clear(owner)
-            if objects.attributes_of(owner).get(objects.ANCHOR) is self:
-                del objects.attributes_of(owner)[objects.ANCHOR]
+            if attributes_of(owner).get(ANCHOR) is self:
+                del attributes_of(owner)[ANCHOR]
         self._end()
 
     def is_of(self, owner: object) -> bool:
@@ -134,7 +140,7 @@ class Instrumented:
         return self._owner() is owner
 
     def __reduce__(self) -> Any:
-        return _nothing, ()  # A copy of the object, or one from a pickle, is not instrumented.
+        return type(None), ()  # A copy of the object, or one from a pickle, is not instrumented.
 
     def attach(
         self,
@@ -166,18 +172,19 @@ class Instrumented:
         for name, several in facts.items():
             method = found[name]
             called = hook_names(name, several)
-            points = [make_point(rows, name, *each, method) for each in zip(called, several, strict=True)]
-            why = method if isinstance(method, str) else self._put(owner, name, method, points)
+            points = [make_point(rows, owner, name, *each, method) for each in zip(called, several, strict=True)]
+            place = method if isinstance(method, str) else self._put(owner, name, method, points)
             for point, fact in zip(points, several, strict=True):
                 self._points.append(point)
                 watch(rows, point, self)
-                if why:
-                    point.why = why
-                    missing.append(Missing(point.hook.name, fact.what, why))
+                if isinstance(place, str):
+                    point.why = place
+                    missing.append(Missing(point.hook.name, fact.what, place))
                 else:
-                    point.placed(lambda: "attached", "")
+                    point.placed(place.state, "")
                     measured.append(Measured(point.hook.name, fact.what))
-        self._put(owner, "__reduce_ex__", objects.Found(objects.reduce_plainly, owner.__reduce_ex__), [])
+        if (hidden := objects.hide_from_copies(owner)) is not None:
+            self._places.append(hidden)
         living, lacking = make_gauges(rows, owner, gauges)
         self._gauges = living
         self.measured = (*measured, *(Measured(GAUGE, gauge.what) for gauge in living))
@@ -185,22 +192,30 @@ class Instrumented:
 
     def _claim(self, owner: Any) -> None:
         """Takes the object, or raises ValueError: of several threads that want it one gets it, without a lock."""
-        attributes = objects.attributes_of(owner)
-        carried: Any = attributes.setdefault(objects.ANCHOR, self)
+        attributes = attributes_of(owner)
+        carried: Any = attributes.setdefault(ANCHOR, self)
         if carried is self:
             return
         if isinstance(carried, Instrumented) and carried.is_of(owner):
             raise ValueError(taken(owner))
-        attributes[objects.ANCHOR] = self  # It came along with a copy.
+        attributes[ANCHOR] = self  # It came along with a copy.
 
-    def _put(self, owner: Any, name: str, method: objects.Found, points: list[objects.ObjectPoint]) -> str:
-        """Puts a method's stand-in in its place; returns why it is not used there, in words."""
-        place = objects.Place(owner, name, method, points)
+    def _put(
+        self, owner: Any, name: str, method: objects.Found, points: list[objects.ObjectPoint]
+    ) -> objects.Place | str:
+        """Puts hooks around a method; returns why it cannot have them, in words."""
+        try:
+            place = objects.Place(owner, name, method, points)
+        except Exception:
+            return (
+                f"{self.kind.__name__} lets nobody put anything in the place of {name}: "
+                "instrument an object of a subclass, or tell of it from inside, with `transfers`"
+            )
         if not place.is_seen(owner):
             place.clear(owner)
-            return f"{self.kind.__name__} does not look {name} up on its objects"
+            return f"{self.kind.__name__} does not look {name} up on its class"
         self._places.append(place)
-        return ""
+        return place
 
     def _ending(self) -> Callable[[object], None]:
         """Returns what is called when the object is gone, before what it refers to is let go."""
@@ -225,10 +240,6 @@ class Instrumented:
         _living.pop(id(self), None)
 
 
-def _nothing() -> None:
-    """What the copy of an instrumentation is."""
-
-
 def taken(owner: object) -> str:
     """Returns that an object is instrumented already, in words."""
     return f"this {type(owner).__name__} is instrumented already: remove() what was returned then, first"
@@ -243,6 +254,7 @@ def remove_all() -> None:
     """Gives every object back as it was."""
     for instrumented in living():
         instrumented.remove()
+    classes.give_back_all()
 
 
 # A forked child has the parent's objects, and nobody who would read what they tell. It may instrument them anew.

@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel.engines.generic import faults, objects
+from kvcache_otel.engines.generic.classes import attributes_of
+from kvcache_otel.engines.generic.copied import ANCHOR
 from kvcache_otel.engines.generic.facts import Fact
 from kvcache_otel.engines.generic.gauges import Gauges, make_gauges
 from kvcache_otel.engines.generic.handle import Instrumented, Missing, taken
@@ -99,7 +101,7 @@ def _check(owner: Any) -> None:
         weakref.ref(owner)
     except TypeError:
         raise TypeError(f"{kind} cannot be referred to weakly: give it a __weakref__ slot") from None
-    carried = objects.attributes_of(owner).get(objects.ANCHOR)
+    carried = attributes_of(owner).get(ANCHOR)
     if isinstance(carried, Instrumented) and carried.is_of(owner):
         raise ValueError(taken(owner))
 
@@ -129,6 +131,9 @@ def _facts(owner: Any, methods: Methods | None, usual: Mapping[str, Fact]) -> di
         for fact in several:
             if not isinstance(fact, Fact):
                 raise TypeError(f"methods[{name!r}]: {printable(fact)!r} is no fact, as Backup(…) or Eviction(…) are")
+            if fact.reads_attributes and type(usual.get(name)) is not type(fact):
+                kind, needed = type(fact).__name__, "= and ".join(fact.REQUIRED)
+                raise TypeError(f"methods[{name!r}]: {kind} does not say how to read it: give {needed}=")
         facts[name] = several
     return facts
 

@@ -43,7 +43,7 @@ class Prefetch(Fact):
         happened, hit = self.happened(), self.reader("hit")
 
         def asked(result: Any, call: Call) -> None:
-            if happened(result, call):
+            if happened is None or happened(result, call):
                 books.hit(operator.index(hit(result, call)))
 
         return asked
@@ -80,7 +80,7 @@ class HostInsert(Fact):
         loaded, fulfilled, unfulfilled = map(self.reader, self.REQUIRED)
 
         def inserted(result: Any, call: Call) -> None:
-            if not happened(result, call):
+            if happened is not None and not happened(result, call):
                 return
             arrived, usable = operator.index(loaded(result, call)), operator.index(fulfilled(result, call))
             lost: Mapping[str, Any] = unfulfilled(result, call) or {}
@@ -112,7 +112,7 @@ class Admission(Fact):
         happened, prompt, served = self.happened(), self.reader("prompt"), self.reader("served")
 
         def told(result: Any, call: Call) -> None:
-            if not happened(result, call):
+            if happened is not None and not happened(result, call):
                 return
             shares: dict[str, int] = {}
             for tier, share in served(result, call).items():

@@ -47,7 +47,9 @@ class Eviction(Fact):
             def ended(result: Any, raised: BaseException | None) -> None:
                 took = time.perf_counter() - began
                 try:
-                    if raised is None and happened(result, call) and add(tokens(result, call)) > 0:
+                    if raised is not None or (happened is not None and not happened(result, call)):
+                        return
+                    if add(tokens(result, call)) > 0:
                         passes.record(took)
                 except BaseException as error:
                     raise caught(error) from None
@@ -85,7 +87,7 @@ class Drop(Fact):
         happened, tokens, why = self.happened(), self.reader("tokens"), self.reader("reason")
 
         def dropped(result: Any, call: Call) -> None:
-            if happened(result, call):
+            if happened is None or happened(result, call):
                 add = adds.get(reason := why(result, call))
                 if add is None:
                     rows.say(f"the reason {printable(reason)!r} was not declared, and counts as 'other'")
@@ -144,7 +146,7 @@ def _counting(fact: Fact, add: Callable[[int], None], amount: Callable[[Any, Cal
     happened = fact.happened()
 
     def counted(result: Any, call: Call) -> None:
-        if happened(result, call):
+        if happened is None or happened(result, call):
             add(operator.index(amount(result, call)))
 
     return counted

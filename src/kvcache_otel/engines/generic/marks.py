@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvcache_otel.engines.generic.classes import genuine
 from kvcache_otel.engines.generic.facts import Fact
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def marked(kind: type) -> dict[str, tuple[Fact, ...]]:
     """
     found: dict[str, tuple[Fact, ...]] = {}
     for base in reversed(kind.__mro__):
-        for name, defined in vars(base).items():
+        for name, there in list(vars(base).items()):
+            defined = genuine(there)
             # A static method may carry it, or its function.
             for thing in (defined, _asked(defined, "__func__")):
                 attributes = _asked(thing, "__dict__")

@@ -1,28 +1,28 @@
-"""Methods wrapped on one object, not on its class, and given back as they were.
-
-The stand-in of a method lies in the object's own attributes and knows the object weakly, as if it were not there: an
-object that nobody else refers to goes at once, with what it holds, and need not wait for a garbage collection.
-"""
+"""Methods of one object: found, wrapped for this object alone, and given back as they were."""
 
 from __future__ import annotations
 
 import inspect
-import weakref
-from types import MethodType
+from contextlib import suppress
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from kvcache_otel.engines.generic import classes
+from kvcache_otel.engines.generic.classes import attributes_of
+from kvcache_otel.engines.generic.copied import reduce_plainly
+from kvcache_otel.engines.generic.stand_ins import Wrapped, is_hooked
 from kvcache_otel.engines.hooks import HookPoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvcache_otel.engines.hooks import Hook
+    from kvcache_otel.engines.hooks import Hook, State
     from kvcache_otel.record.cells import Counter
 
-# The attribute under which an object carries its instrumentation, which ends with it.
-ANCHOR = "_kvcache_otel"
+# What can be done with more than a function by signs of Python's, which are looked up on the class.
+_MORE = ("__getitem__", "__len__", "__iter__", "__enter__", "__await__")
 
-_NOTHING = object()
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)
 
 
 class ObjectPoint(HookPoint):
@@ -52,85 +52,6 @@ class ObjectPoint(HookPoint):
         super().failed(error)
 
 
-class StandIn:
-    """Takes a method's place on its object. A copy of the object, or one from a pickle, has its own method again.
-
-    Attributes:
-        before: What was in its place among the object's own attributes; `_NOTHING` where nothing was.
-    """
-
-    __slots__ = ("__weakref__", "_hooked", "_name", "_owner", "_plain", "before")
-
-    def __init__(self, owner: Any, name: str, plain: Callable[..., Any], hooked: Callable[..., Any]) -> None:
-        """Args:
-        owner: The object.
-        name: The method's name.
-        plain: The method, as a function of the object and its arguments.
-        hooked: The same with hooks around it.
-        """
-        self._owner = weakref.ref(owner)
-        self._name = name
-        self._plain = plain
-        self._hooked = hooked
-        self.before = attributes_of(owner).get(name, _NOTHING)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        owner = self._owner()
-        if owner is None:
-            raise ReferenceError(f"the object whose method {self._name} was called is gone: keep a name for it")
-        return self._hooked(owner, *args, **kwargs)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        return MethodType(self._plain, self._owner())
-
-    @property
-    def __self__(self) -> Any:
-        return self._owner()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
-
-    def __reduce__(self) -> Any:
-        return getattr, (self._owner(), self._name)
-
-
-def reduce_plainly(owner: Any, protocol: Any) -> Any:
-    """Takes the place of an object's `__reduce_ex__`: what copies and pickles it finds none of ours.
-
-    A shallow copy would otherwise carry the stand-ins, and act on the object that it was copied from.
-    """
-    kind: Any = type(owner)  # pyright: ignore[reportUnknownVariableType]
-    reduced: Any = kind.__reduce_ex__(owner, protocol)
-    parts = cast("tuple[Any, ...]", reduced) if isinstance(reduced, tuple) else ()
-    if len(parts) < 2:
-        return cast("object", reduced)
-    function, arguments, *rest = parts
-    if isinstance(arguments, tuple):  # Some hand their attributes to a function of their own.
-        arguments = tuple(map(_without_ours, cast("tuple[Any, ...]", arguments)))
-    if not rest:
-        return function, arguments
-    state = rest[0]
-    if isinstance(state, tuple) and len(slots := cast("tuple[Any, ...]", state)) == 2:  # With slots, they come second.
-        state = _without_ours(slots[0]), slots[1]
-    return function, arguments, _without_ours(state), *rest[1:]
-
-
-def _without_ours(state: Any) -> Any:
-    if not isinstance(state, dict):
-        return state
-    attributes = cast("dict[str, Any]", state)
-    if not any(name == ANCHOR or isinstance(value, StandIn) for name, value in attributes.items()):
-        return attributes
-    plain = {name: value.before if isinstance(value, StandIn) else value for name, value in attributes.items()}
-    return {name: value for name, value in plain.items() if value is not _NOTHING and name != ANCHOR}
-
-
-def attributes_of(owner: object) -> dict[str, Any]:
-    """Returns an object's own attributes, past whatever its class does when one is set."""
-    return owner.__dict__
-
-
 def has_attributes(owner: object) -> bool:
     """Returns whether an object has attributes of its own."""
     try:
@@ -143,12 +64,14 @@ class Found(NamedTuple):
     """A method that can be wrapped.
 
     Attributes:
-        plain: The method, as a function of the object and its arguments.
-        bound: The method as it is found on the object.
+        found: It, as the object or its class has it: bound to nothing.
+        bound: It, as it is found on the object.
+        own: Whether it is among the attributes of the object itself.
     """
 
-    plain: Callable[..., Any]
+    found: Any
     bound: Callable[..., Any]
+    own: bool
 
 
 def find(owner: Any, name: str) -> Found | str:
@@ -165,53 +88,93 @@ def find(owner: Any, name: str) -> Found | str:
         return f"{kind} has no {name}"
     if not callable(bound):
         return f"{kind}.{name} is no method"
-    if inspect.iscoroutinefunction(bound) or inspect.isgeneratorfunction(bound) or inspect.isasyncgenfunction(bound):
+    if _goes_on(bound):
         return f"{kind}.{name} goes on after it has returned: tell of it from inside, with `transfers`"
-    if isinstance(getattr(owned, name, None), property):
+    if not hasattr(bound, "__wrapped__") and any(classes.has_sign(bound, more) for more in _MORE):
+        return f"{kind}.{name} is a {type(bound).__name__}, which is more than a function: it stays as it is"
+    _, found = classes.static(owned, name)
+    if isinstance(found, property):
         return f"{kind}.{name} is a property"
-    if getattr(bound, "__self__", None) is owner:
-        plain: Any = getattr(bound, "__func__", None) or getattr(owned, name)
-    else:  # A static method, a class method, or a function that somebody has put there.
-        plain = _of_owner(bound)
-    return Found(plain, bound)
+    if classes.has_sign(found, "__set__"):
+        return f"{kind} does not look {name} up on its objects"
+    own = attributes_of(owner).get(name, classes.NOTHING)
+    return Found(found, bound, own=False) if own is classes.NOTHING else Found(own, bound, own=True)
 
 
-def _of_owner(function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(_: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    called.__name__ = getattr(function, "__name__", "called")
-    return called
+def _goes_on(bound: Any) -> bool:
+    """Returns whether a method goes on after it has returned, or the one that a decorator was put around."""
+    try:
+        innermost = inspect.unwrap(bound)
+    except Exception:  # It goes round in circles, or is somebody's who knows better.
+        innermost = bound
+    asks = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(ask(bound) or ask(innermost) for ask in asks)
 
 
 class Place:
-    """Where a stand-in was put, and what was there before."""
+    """Where a method has hooks around it: on its object's class, which hands them out on this object alone."""
 
-    __slots__ = ("_name", "_stand_in")
+    __slots__ = ("_hook", "_wrapped")
 
-    def __init__(self, owner: Any, name: str, found: Found, points: Sequence[HookPoint]) -> None:
+    def __init__(self, owner: Any, name: str, method: Found, points: Sequence[HookPoint]) -> None:
         """Args:
         owner: The object.
         name: The method's name.
-        found: The method.
+        method: The method.
         points: The hooks around it, the innermost first.
+
+        Raises:
+            Exception: The object's class lets nobody set its attributes.
         """
-        hooked = found.plain
-        for point in points:
-            hooked = point.wrap(hooked)
-        self._name = name
-        self._stand_in = StandIn(owner, name, found.plain, hooked)
-        attributes_of(owner)[name] = self._stand_in
+        function = reduce_plainly if name == "__reduce_ex__" else _of_owner(name, method)
+        self._wrapped = Wrapped(method.found, function, points)
+        self._hook = classes.hook_for(owner, name, self._wrapped, own=method.own)
 
     def is_seen(self, owner: Any) -> bool:
-        """Returns whether who asks the object for the method is given the stand-in."""
-        return getattr(owner, self._name, None) is self._stand_in
+        """Returns whether who asks the object for the method is given it with hooks around it."""
+        return is_hooked(getattr(owner, self._hook.name, None), self._wrapped)
+
+    def state(self) -> State:
+        """Returns whether it is there still: somebody may have put another method into its place, on the class."""
+        return "attached" if self._hook.in_place else "missing"
 
     def clear(self, owner: Any) -> None:
-        """Puts back what was there; where somebody has put something else meanwhile, leaves that."""
-        attributes = attributes_of(owner)
-        if attributes.get(self._name) is self._stand_in:
-            if self._stand_in.before is _NOTHING:
-                del attributes[self._name]
-            else:
-                attributes[self._name] = self._stand_in.before
+        """Takes the hooks off; the class is as it was when there is no other object of it that has them."""
+        self._hook.forget(owner, self._wrapped)
+
+
+def _of_owner(name: str, method: Found) -> Callable[..., Any] | None:
+    """Returns a method as a function of its object and its arguments; None where it is more than a function."""
+    bound, found = method.bound, method.found
+    function: Any = bound.__func__ if isinstance(bound, MethodType) else bound
+    if type(function) is FunctionType and function is found and not method.own:
+        return function
+    if type(function) not in _FUNCTIONS or not (method.own or type(found) in (staticmethod, classmethod)):
+        return None
+
+    def called(_: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return bound(*args, **kwargs)
+
+    called.__dict__.update(getattr(function, "__dict__", {}))
+    for attribute in ("__module__", "__qualname__", "__doc__"):
+        if (value := getattr(function, attribute, None)) is not None:
+            setattr(called, attribute, value)
+    called.__name__ = name  # By which it is found again, when it was pickled as one of its object.
+    with suppress(TypeError, ValueError):  # One that is written in C may not say.
+        signature = inspect.signature(bound)
+        first = inspect.Parameter("_", inspect.Parameter.POSITIONAL_ONLY)
+        called.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[first, *signature.parameters.values()]
+        )
+    return called
+
+
+def hide_from_copies(owner: Any) -> Place | None:
+    """Has copies and pickles of an object be without what it carries of ours, where its class lets us."""
+    _, found = classes.static(cast("type[Any]", type(owner)), "__reduce_ex__")
+    if "__reduce_ex__" in attributes_of(owner):
+        return None
+    try:
+        return Place(owner, "__reduce_ex__", Found(found, owner.__reduce_ex__, own=False), [])
+    except Exception:
+        return None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic.call import Call, Parameters
 from kvcache_otel.engines.generic.copies import CopiesDone
 from kvcache_otel.engines.generic.facts import Fact, caught, kept
 from kvcache_otel.engines.generic.objects import Found, ObjectPoint
+from kvcache_otel.engines.generic.stand_ins import stands_for
 from kvcache_otel.engines.hooks import Hook
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from kvcache_otel.engines.generic.facts import Begin, Tell
     from kvcache_otel.engines.generic.rows import Rows
     from kvcache_otel.engines.hooks import Finish
+    from kvcache_otel.identity import Identity
+    from kvcache_otel.record.timing import Harvester
 
 
 def hook_names(name: str, facts: Sequence[Fact]) -> list[str]:
@@ -30,11 +34,12 @@ def hook_names(name: str, facts: Sequence[Fact]) -> list[str]:
     return [f"{name}.{kind}" + (f".{count + 1}" if count else "") for kind, count in zip(kinds, earlier, strict=True)]
 
 
-def make_point(rows: Rows, name: str, called: str, fact: Fact, method: Found | str) -> ObjectPoint:
+def make_point(rows: Rows, owner: object, name: str, called: str, fact: Fact, method: Found | str) -> ObjectPoint:
     """Returns the hook of a fact.
 
     Args:
         rows: What the fact writes to.
+        owner: The object.
         name: The method's name.
         called: What the hook is called.
         fact: The fact.
@@ -50,12 +55,14 @@ def make_point(rows: Rows, name: str, called: str, fact: Fact, method: Found | s
         lambda aside: fact.lost(rows, aside=aside),
     )
     if isinstance(method, Found):
-        point.reads(_body(rows, fact, Parameters(method.bound)))
+        point.reads(_body(rows, fact, weakref.ref(owner), Parameters(method.bound)))
     return point
 
 
 def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
     """Has it exported whether a hook is in place, for as long as there is who has it.
+
+    Several objects of one cache, or caches of one name, have one row: it is 1 where all of them have the hook.
 
     Args:
         rows: The rows of its cache.
@@ -64,38 +71,54 @@ def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
     """
     labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: point.hook.name}
     this = weakref.ref(point)  # Its readers may keep the object, which keeps the owner.
+    alike = _alike.setdefault(rows.probe.harvester, {}).setdefault((rows.probe.identity, point.hook.name), [])
+    alike[:] = [*(weakref.ref(other) for other in _told(alike)), this]
 
     def attached() -> int | None:
-        point = this()
-        return None if point is None or point.state == "detached" else int(point.state == "attached")
+        told = _told(alike)
+        return int(all(each.state == "attached" for each in told)) if told and told[0] is this() else None
 
     rows.probe.observe(semconv.TELEMETRY_HOOK_ATTACHED, labels, attached, owner=owner)
 
 
-def _body(rows: Rows, fact: Fact, parameters: Parameters) -> Callable[..., Any]:
-    """Returns what reads a fact, as a hook calls it: with the object first among the arguments."""
+# The hooks of one name in one cache; whatever is recorded together has one harvester.
+_alike: WeakKeyDictionary[Harvester, dict[tuple[Identity, str], list[weakref.ref[ObjectPoint]]]] = WeakKeyDictionary()
+
+
+def _told(alike: list[weakref.ref[ObjectPoint]]) -> list[ObjectPoint]:
+    return [point for each in tuple(alike) if (point := each()) is not None and point.state != "detached"]
+
+
+def _body(rows: Rows, fact: Fact, this: Callable[[], Any], parameters: Parameters) -> Callable[..., Any]:
+    """Returns what reads a fact, as a hook calls it: with the object first among the arguments, or what stands for it.
+
+    Who copies a bound method deeply has one with hooks of ours and another object: nothing is told of that.
+    """
     if isinstance(fact, CopiesDone):
         fact = replace(fact, keys=kept(fact.keys or _itself))
     begin = fact.begin(rows)
-    return _telling(fact.tell(rows), parameters) if begin is None else _beginning(begin, parameters)
+    return _telling(fact.tell(rows), this, parameters) if begin is None else _beginning(begin, this, parameters)
 
 
 def _itself(result: Any, _: Call) -> Any:
     return result
 
 
-def _telling(tell: Tell, parameters: Parameters) -> Callable[..., None]:
-    def told(result: Any, owner: Any, /, *args: Any, **kwargs: Any) -> None:
-        try:
-            tell(result, Call(owner, parameters, args, kwargs))
-        except BaseException as error:
-            raise caught(error) from None
+def _telling(tell: Tell, this: Callable[[], Any], parameters: Parameters) -> Callable[..., None]:
+    def told(result: Any, first: Any, /, *args: Any, **kwargs: Any) -> None:
+        if (owner := this()) is first or stands_for(first, owner):
+            try:
+                tell(result, Call(owner, parameters, args, kwargs))
+            except BaseException as error:
+                raise caught(error) from None
 
     return told
 
 
-def _beginning(begin: Begin, parameters: Parameters) -> Callable[..., Finish | None]:
-    def begun(owner: Any, /, *args: Any, **kwargs: Any) -> Finish | None:
+def _beginning(begin: Begin, this: Callable[[], Any], parameters: Parameters) -> Callable[..., Finish | None]:
+    def begun(first: Any, /, *args: Any, **kwargs: Any) -> Finish | None:
+        if (owner := this()) is not first and not stands_for(first, owner):
+            return None
         try:
             return begin(Call(owner, parameters, args, kwargs))
         except BaseException as error:

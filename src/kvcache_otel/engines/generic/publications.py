@@ -50,7 +50,7 @@ class Publication(Fact):
         happened, events = self.happened(), kept(self.reader("events"))
 
         def published(result: Any, call: Call) -> None:
-            if happened(result, call) and books in rows.published:
+            if (happened is None or happened(result, call)) and books in rows.published:
                 left: Iterable[Any] = events(result, call)
                 books.apply(left)
 
