@@ -132,7 +132,8 @@ class HookPoint:
 
     @property
     def state(self) -> State:
-        return self._state() if callable(self._state) else self._state
+        state = self._state  # Once: it may be detached meanwhile.
+        return state() if callable(state) else state
 
     @state.setter
     def state(self, state: State) -> None:

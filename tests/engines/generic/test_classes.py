@@ -20,6 +20,7 @@ import kvcache_otel as kv
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic import classes
 from kvcache_otel.engines.generic.handle import remove_all
+from kvcache_otel.engines.hooks import Hook, HookPoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -314,6 +315,22 @@ def test_a_subclass_that_is_made_meanwhile_has_the_method(exported: Exported) ->
     instrument(later, exported)
     assert later.inherited(3) == 6
     assert evicted(exported) == 3
+
+
+def test_a_class_that_is_made_of_another_ones_attributes_meanwhile_has_its_methods(exported: Exported) -> None:
+    cache = Cache()
+    handle = instrument(cache, exported, *ALL)
+    attributes = {name: value for name, value in vars(Cache).items() if name not in ("__dict__", "__weakref__")}
+    again: Any = type("Again", (Base,), attributes)  # As `dataclass(slots=True)` makes one.
+    for _ in range(2):
+        other = again()
+        assert (other.flush(3), other.inherited(3), other.fixed(3), other.own(-3), other.part()) == (3, 3, 3, 3, 2)
+        assert (again.inherited(other, 5), again.fixed(5)) == (5, 5)
+        del other.own
+        with pytest.raises(AttributeError, match=r"^'Again' object has no attribute 'own'"):
+            _ = other.own
+        handle.remove()
+    assert evicted(exported) == 0
 
 
 class Alike(Cache):
@@ -688,6 +705,24 @@ def test_threads_call_and_instrument_and_nobody_is_hurt(exported: Exported, how:
         sys.setswitchinterval(interval)
     assert wrong == []
     assert exported.rows.total(semconv.TELEMETRY_ERRORS) == 0
+
+
+def test_what_a_hook_says_of_itself_may_change_while_it_is_asked() -> None:
+    class Changing(HookPoint):
+        """One that another thread detaches whenever somebody has looked."""
+
+        looks: tuple[Any, ...] = ("detached", lambda: "attached")
+
+        @property
+        def _state(self) -> Any:  # type: ignore[override]
+            *self.looks, now = self.looks
+            return now
+
+        @_state.setter
+        def _state(self, state: Any) -> None: ...
+
+    point = Changing(Hook(name="a", target="b:c", body="d", fact="e"), lambda _: abs)
+    assert (point.state, point.state) == ("attached", "detached")
 
 
 def test_an_object_whose_end_removes_others_does_so_in_the_midst_of_another(exported: Exported) -> None:

@@ -154,13 +154,25 @@ class ClassHook:
     def _inherited(self, instance: Any, kind: Any) -> Any:
         # Asked each time: a base may be given another method by the engine, and this class has to have it then.
         try:
-            return getattr(cast("Any", super(self._kind, kind if instance is None else instance)), self.name)
+            above = cast("Any", super(self._kind, kind if instance is None else instance))
+        except TypeError:  # Somebody has made another class of this one's attributes.
+            return self._bound_to(instance, kind)
+        try:
+            return getattr(above, self.name)
         except AttributeError:
             if static(self._kind, self.name)[1] is not NOTHING:
                 raise
             kind = self._kind if kind is None else kind
             said = f"type object {kind.__name__!r}" if instance is None else f"{kind.__name__!r} object"
             raise AttributeError(f"{said} has no attribute {self.name!r}", name=self.name, obj=instance) from None
+
+    def _bound_to(self, instance: Any, kind: Any) -> Any:
+        _, found = static(kind, self.name)
+        if found is NOTHING:
+            raise AttributeError(
+                f"{kind.__name__!r} object has no attribute {self.name!r}", name=self.name, obj=instance
+            )
+        return found.__get__(instance, kind) if has_sign(found, "__get__") else found
 
     def _given(self, instance: Any, kind: Any) -> Any:
         """Returns what the engine would have been given, by the class's own `__getattr__` too."""
