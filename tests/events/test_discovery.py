@@ -316,6 +316,31 @@ def test_there_is_a_limit(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert discovery.problems == []
 
 
+def test_names_beyond_the_limit_are_not_looked_up(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery_module, "MOST_SOURCES", 3)
+    file.write_text("\n".join([A, *(f"{host}=dns+tcp://{host}:7" for host in "pqrst")]))
+    resolver = FakeResolver(p=["10.0.1.1", "10.0.1.2"], q=["10.0.1.3"])
+    discovery = Discovery((), file, resolve=resolver)
+    discovery.look(names=True)
+    assert sorted(resolver.asked) == ["p", "q"]
+    assert names(discovery) == ["a", "p/10.0.1.1:7", "p/10.0.1.2:7"]
+    assert discovery.problems == ["there are 7 sources; those after the first 3 are left out"]
+
+
+def test_looks_that_find_nothing_new_add_nothing_up(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(f"{A}\np=dns+tcp://pods:7\n")
+    resolver = FakeResolver(pods=["10.0.0.1"])
+    discovery = Discovery((), file, resolve=resolver)
+    discovery.look(names=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(discovery_module, "agree", lambda _: pytest.fail("nothing has changed"))
+        for _ in range(3):
+            discovery.look(names=True)
+    resolver.answers["pods"] = ["10.0.0.2"]
+    discovery.look(names=True)
+    assert names(discovery) == ["a", "p/10.0.0.2:7"]
+
+
 # -- names that resolve to many ----------------------------------------------------------------------------------------
 
 

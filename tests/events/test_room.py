@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvcache_otel.events.index import BlockIndex
 from kvcache_otel.events.room import SHARE, Room, Share
 from kvcache_otel.events.worker import MORE, OTHER
-from tests.events.payloads import batch, stored
+from tests.events.payloads import batch, removed, stored
 from tests.events.test_index import Received
 
 if TYPE_CHECKING:
@@ -81,3 +81,49 @@ def test_a_source_that_makes_up_workers_and_ranks_is_said(caplog: pytest.LogCapt
     ]
     received.index.add("other").receive(batch(stored([1, 2])))
     assert received.resident["other", 0, "device"] == 2
+
+
+def test_books_of_sources_that_come_and_go_add_up_by_worker_and_rank_and_leave_nothing() -> None:
+    rng = random.Random(4)
+    received = Received(owners=500)
+    index = received.index
+    books: dict[str, dict[Share, dict[int, set[int]]]] = {}  # By worker, source and rank.
+    ranks: dict[str, set[int]] = {}  # Those whose rows are there, by worker.
+    for _ in range(3_000):
+        name = rng.choice("abcd")
+        sources = books.setdefault(name, {})
+        done = rng.random()
+        if name not in index.workers or (done < 0.1 and len(sources) < 4):
+            share = index.share(name)
+            if name not in index.workers:
+                index.add(name, engine="sglang", share=share)
+            sources[share] = {}
+            continue
+        worker, share = index.workers[name], rng.choice(list(sources))
+        if done < 0.8:
+            rank, blocks = rng.randrange(3), [rng.randrange(20) for _ in range(rng.randrange(1, 6))]
+            gone = rng.random() < 0.4
+            worker.receive(batch((removed if gone else stored)(blocks), rank=rank), share=share)
+            held = sources[share].setdefault(rank, set())
+            held.difference_update(blocks) if gone else held.update(blocks)
+            ranks.setdefault(name, set()).add(rank)
+        elif done < 0.9:
+            worker.reset(share=share)
+            sources[share] = {rank: set() for rank in sources[share]}
+        elif len(sources) > 1:
+            worker.leave(share)
+            del sources[share]
+        else:
+            worker.release()
+            sources.clear()
+            ranks.pop(name, None)
+        assert received.resident == {
+            (worker, rank, "device"): sum(len(held.get(rank, ())) for held in books[worker].values())
+            for worker, known in ranks.items()
+            for rank in known
+        }
+        assert not received.errors.keys() - {"unknown_remove"}
+    index.close()
+    assert received.resident == {}
+    room = index._room  # pyright: ignore[reportPrivateUsage]
+    assert room.owners == room.further == 500

@@ -83,7 +83,6 @@ class Discovery:
         self._asked: set[Source] = set()
         self._unresolved = Few(_logger, logging.WARNING, "kvcache: %d more sources are not resolved")
         self._contradictions: dict[str, None] = {}
-        self._in_file: tuple[Source, ...] = ()
         self._hosts: dict[str, tuple[str, ...]] = {}  # By endpoint.
         self._content: bytes | None = None  # Of the file, as it was taken over.
         self._changed: tuple[tuple[Source, ...], str] | None = None  # What the last look found instead,
@@ -93,6 +92,7 @@ class Discovery:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvcache-otel-discovery", daemon=True)
         self.found: tuple[Source, ...] = ()
+        self._take_over(())
         self._read()
         self._gather()
 
@@ -145,45 +145,57 @@ class Discovery:
             self._say(what, f"the sources could not be looked up: {type(error).__name__}: {printable(error)}")
 
     def _look(self, *, names: bool) -> None:
-        self._read()
-        self._gather()
-        for source in self._many():
+        if self._read():
+            self._gather()
+        for source in self._many:
             if (names or source.endpoint not in self._hosts) and self._lookups.ask(source, *source.address):
                 self._asked.add(source)
 
     def _take(self, answer: tuple[Source, tuple[str, ...] | Exception] | None) -> None:
         """Takes over an answer, and those that come with it."""
         self._stopped.wait(ANSWERS_SECONDS if len(self._asked) > 1 else 0.0)
-        many = set(self._many())
+        before = self._hosts.copy()
         while answer is not None:
             source, found = answer
             self._asked.discard(source)
-            if source in many:
+            if source in self._many:
                 self._resolved(source, found)
             try:
                 answer = self._answers.get_nowait()
             except queue.Empty:
                 break
-        self._gather()
+        if self._hosts != before:
+            self._gather()
 
     def _answered(self, source: Source, found: tuple[str, ...] | Exception) -> None:
         self._answers.put((source, found))
 
-    def _many(self) -> Iterable[Source]:
-        return dict.fromkeys(source for source in (*self._given, *self._in_file) if source.is_many)
+    def _take_over(self, in_file: tuple[Source, ...]) -> None:
+        """Takes over what is written now; what names resolved to before stays, of those that still are."""
+        self._in_file = in_file
+        written, self._wrong = agree((*self._given, *in_file))
+        self._written, self._beyond = written[:MOST_SOURCES], len(written[MOST_SOURCES:])
+        self._many = dict.fromkeys(source for source in self._written if source.is_many)
+        endpoints = {source.endpoint for source in self._many}
+        self._hosts = {endpoint: hosts for endpoint, hosts in self._hosts.items() if endpoint in endpoints}
+        self._problems = {
+            about: problem
+            for about, problem in self._problems.items()
+            if not isinstance(about, Source) or about in self._many
+        }
 
     def _gather(self) -> None:
-        written, wrong = agree((*self._given, *self._in_file))
         sources, more = agree(
             one
-            for source in written
+            for source in self._written
             for one in (
                 [source.at(host) for host in self._hosts.get(source.endpoint, ())] if source.is_many else [source]
             )
         )
-        self._contradicted(dict.fromkeys((*wrong, *more)))
-        text = f"there are {len(sources)} sources; those after the first {MOST_SOURCES} are left out"
-        self._say("sources", text if len(sources) > MOST_SOURCES else "")
+        self._contradicted(dict.fromkeys((*self._wrong, *more)))
+        number = len(sources) + self._beyond
+        text = f"there are {number} sources; those after the first {MOST_SOURCES} are left out"
+        self._say("sources", text if number > MOST_SOURCES else "")
         found = tuple(sources[:MOST_SOURCES])
         if found != self.found:
             self.found = found
@@ -197,9 +209,10 @@ class Discovery:
         few.end()
         self._contradictions = wrong
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Reads the file, and returns whether it has others now."""
         if self._file is None:
-            return
+            return False
         where = printable(self._file)
         try:
             if self._file.exists() and not self._file.is_file():  # One that is a pipe would never end.
@@ -212,11 +225,11 @@ class Discovery:
         except (OSError, ValueError) as error:
             what = f"there are no sources in {where!r}" if self._content is None else f"the sources in {where!r} stay"
             self._say("file", f"{what}, since it cannot be read: {printable(error)}")
-            return
+            return False
         self._say("file", "")
         if content == self._content:
             self._settled()
-            return
+            return False
         sources: list[Source] = []
         first, wrong = "", list[int]()
         for number, line in enumerate(lines, 1):
@@ -236,19 +249,13 @@ class Discovery:
             self._changes += 1
             if self._changes >= UNSETTLED:
                 self._say("settled", f"the sources in {where!r} stay, since there are others at every look")
-            return
+            return False
         self._settled()
         self._say("lines", problem)
         self._say("none", "" if sources or wrong or self._given else f"there are no sources in {where!r}")
-        self._in_file, self._content = tuple(sources), content
-        known = set(self._many())
-        endpoints = {source.endpoint for source in known}
-        self._hosts = {endpoint: hosts for endpoint, hosts in self._hosts.items() if endpoint in endpoints}
-        self._problems = {
-            about: problem
-            for about, problem in self._problems.items()
-            if not isinstance(about, Source) or about in known
-        }
+        self._take_over(tuple(sources))
+        self._content = content
+        return True
 
     def _settled(self) -> None:
         self._changed, self._changes = None, 0
