@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import tracemalloc
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -517,3 +518,17 @@ def test_no_hashes_can_be_chosen_that_end_up_in_one_place() -> None:
     chosen = [(number * sys.hash_info.modulus).to_bytes(32, "big") for number in range(1, count + 1)]
     (event,) = decode(batch(stored(chosen))).events
     assert len({hash(block) for block in event.block_hashes}) == count
+
+
+def test_no_ints_of_many_groups_can_be_chosen_that_end_up_in_one_place() -> None:
+    """A few ints of 64 bits have one hash; with their groups added, they would have been a thousand."""
+    modulus, groups = sys.hash_info.modulus, range(1, 128)
+    chosen = {group: (7 - group - (1 << 80)) * pow(256, -1, modulus) % modulus for group in groups}
+    each = 7  # There are more: as many multiples of the modulus as fit.
+    events = [
+        stored([first + number * modulus for number in range(each)], group_idx=group) for group, first in chosen.items()
+    ]
+    blocks = [block for event in decode(batch(*events)).events for block in event.block_hashes]
+    hashes = Counter(map(hash, blocks))
+    assert len(set(blocks)) == len(groups) * each
+    assert max(hashes.values()) <= 2 * each

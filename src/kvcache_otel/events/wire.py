@@ -10,6 +10,7 @@ that is equal to no int of 64 bits and to no bytes of another length; it takes a
 
 from __future__ import annotations
 
+import secrets
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -114,6 +115,12 @@ dict would stop the loop with a megabyte of them. Of 20 million, two are taken f
 _HIGHEST_GROUP = 0x7F
 _GROUPED = 1 << 80
 """Added to an int of 64 bits and its group, so that no other such int is equal. Takes no more memory than it alone."""
+
+_MASKS: Final = tuple(secrets.randbits(63) for _ in range(_HIGHEST_GROUP + 1))
+"""What the blocks of each group are mixed with: nobody can choose ints of many that end up in one place of a dict.
+
+Of one group there are a dozen at the most: so many ints of 64 bits have one hash.
+"""
 
 _NO_FAILURES: Final[dict[str, int]] = {}
 
@@ -250,7 +257,8 @@ def _regroup(event: forms.StoredMap[int] | forms.RemovedMap[int]) -> None:
     """Tells a block of a group of layers from that of another group under the same hash; those of group 0 stay."""
     group = memoryview(event.group_idx)[0]
     if 0 < group <= _HIGHEST_GROUP:  # Nil and what is no small number are group 0, like everything that names none.
-        event.block_hashes = [_GROUPED + (block << 8 | group) for block in event.block_hashes]
+        mask = _MASKS[group]
+        event.block_hashes = [_GROUPED + ((block ^ mask) << 8 | group) for block in event.block_hashes]
 
 
 def _unexpected(part: Raw, array: bool) -> forms.Other | str:
