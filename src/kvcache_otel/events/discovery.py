@@ -16,7 +16,7 @@ from kvcache_otel.events.source import Source, SourceError, parse
 from kvcache_otel.record.labels import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
     from pathlib import Path
 
 _logger = logging.getLogger(__name__)
@@ -37,9 +37,6 @@ UNSETTLED = 5
 """Looks that find other sources each time, after which that is said."""
 
 LARGEST_FILE = 4 * 2**20
-
-NAMED = 8
-"""Lines that cannot be read whose numbers are said, beside the first."""
 
 _COMMENT = re.compile(r"(^|\s)#.*")
 
@@ -82,10 +79,14 @@ class Discovery:
         self._lookups = Lookups[Source](resolve or addresses, self._answered)
         self._asked: set[Source] = set()
         self._unresolved = Few(_logger, logging.WARNING, "kvcache: %d more sources are not resolved")
+        self._bad_lines: dict[str, None] = {}  # Of the file, the first of them,
+        self._bad_beyond = 0  # and how many more.
         self._contradictions: dict[str, None] = {}
         self._hosts: dict[str, tuple[str, ...]] = {}  # By endpoint.
         self._content: bytes | None = None  # Of the file, as it was taken over.
-        self._changed: tuple[tuple[Source, ...], str] | None = None  # What the last look found instead,
+        self._changed: tuple[tuple[Source, ...], tuple[str, ...], int] | None = (
+            None  # What the last look found instead,
+        )
         self._changes = 0  # and how many before it have found something else each time.
         self._problems: dict[object, str] = {}
         self.complaints = 0
@@ -119,7 +120,7 @@ class Discovery:
 
     @property
     def problems(self) -> list[str]:
-        return [*filter(None, self._problems.values()), *self._contradictions]
+        return [*filter(None, self._problems.values()), *self._bad_lines, *self._contradictions]
 
     def _run(self) -> None:
         names, names_at = True, time.monotonic() + self._names_seconds
@@ -192,7 +193,9 @@ class Discovery:
                 [source.at(host) for host in self._hosts.get(source.endpoint, ())] if source.is_many else [source]
             )
         )
-        self._contradicted(dict.fromkeys((*self._wrong, *more)))
+        contradictions = dict.fromkeys((*self._wrong, *more))
+        self._say_each(contradictions, self._contradictions, "%d more sources contradict others, and are left out")
+        self._contradictions = contradictions
         number = len(sources) + self._beyond
         text = f"there are {number} sources; those after the first {MOST_SOURCES} are left out"
         self._say("sources", text if number > MOST_SOURCES else "")
@@ -200,14 +203,15 @@ class Discovery:
         if found != self.found:
             self.found = found
 
-    def _contradicted(self, wrong: dict[str, None]) -> None:
-        few = Few(_logger, logging.WARNING, "kvcache: %d more sources contradict others, and are left out")
+    def _say_each(self, wrong: Iterable[str], before: Container[str], more: str, beyond: int = 0) -> None:
+        few = Few(_logger, logging.WARNING, f"kvcache: {more}")
         for problem in wrong:
-            if problem not in self._contradictions:
+            if problem not in before:
                 self.complaints += 1
                 few.say("kvcache: %s", problem)
+        self.complaints += beyond
+        few.add(beyond)
         few.end()
-        self._contradictions = wrong
 
     def _read(self) -> bool:
         """Reads the file, and returns whether it has others now."""
@@ -231,7 +235,7 @@ class Discovery:
             self._settled()
             return False
         sources: list[Source] = []
-        first, wrong = "", list[int]()
+        wrong, beyond = dict[str, None](), 0
         for number, line in enumerate(lines, 1):
             text = _COMMENT.sub("", line).strip()
             if not text:
@@ -239,11 +243,12 @@ class Discovery:
             try:
                 sources.append(parse(text))
             except SourceError as error:
-                first = first or f"line {number}: {error}"
-                wrong.append(number)
-        problem = f"{where!r}, {first}{_also(wrong[1:])}" if wrong else ""
-        changed = tuple(sources), problem
-        before = self._in_file, self._problems.get("lines", "")
+                if len(wrong) < MOST_SOURCES:
+                    wrong[f"{where!r}, line {number}: {error}"] = None
+                else:
+                    beyond += 1
+        changed = tuple(sources), tuple(wrong), beyond
+        before = self._in_file, tuple(self._bad_lines), self._bad_beyond
         if self._content is not None and changed not in (before, self._changed):
             self._changed = changed
             self._changes += 1
@@ -251,7 +256,10 @@ class Discovery:
                 self._say("settled", f"the sources in {where!r} stay, since there are others at every look")
             return False
         self._settled()
-        self._say("lines", problem)
+        others = max(beyond - self._bad_beyond, 0)
+        more = f"{where!r}, ".replace("%", "%%") + "%d more lines are no sources"
+        self._say_each(wrong, self._bad_lines, more, others)
+        self._bad_lines, self._bad_beyond = wrong, beyond
         self._say("none", "" if sources or wrong or self._given else f"there are no sources in {where!r}")
         self._take_over(tuple(sources))
         self._content = content
@@ -275,9 +283,3 @@ class Discovery:
             self.complaints += 1
             (_logger.warning if few is None else few.say)("kvcache: %s", problem)
         self._problems[what] = problem
-
-
-def _also(lines: Sequence[int]) -> str:
-    named = ", ".join(map(str, lines[:NAMED]))
-    more = f" and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
-    return f" (and lines {named}{more})" if lines else ""

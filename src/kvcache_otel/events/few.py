@@ -29,6 +29,10 @@ class Few:
         if self._lines <= FEW:
             self._logger.log(self._level, text, *arguments)
 
+    def add(self, number: int) -> None:
+        """Adds some that nobody could say, after all the others."""
+        self._lines += number
+
     def end(self) -> None:
         """Says how many were not said, and begins anew."""
         if self._lines > FEW:
