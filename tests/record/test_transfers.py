@@ -269,6 +269,41 @@ def test_t4_events_that_are_recorded_again_too_early_tell_no_time_for_the_first(
     assert "recorded again" in lines.messages[0]
 
 
+def test_the_first_of_a_pair_takes_nothing_of_the_seconds(scene: Scene) -> None:
+    stream, start, end = FakeStream(), FakeEvent(), FakeEvent()
+    copies = [scene.transfers.begin() for _ in range(2)]
+    for copy in copies:
+        start.record(stream)
+        stream.copy(7.0)
+        end.record(stream)
+        copy.end(events=(start, end))
+    scene.transfers.given_up(copies[0])
+    assert [*scene.transfers._foreign.values()] == [copies[1]]
+    scene.transfers.given_up(copies[1])
+    assert not scene.transfers._foreign
+
+
+def test_a_dict_of_tokens_may_be_used_again(scene: Scene) -> None:
+    stream, start, end, tokens = FakeStream(), FakeEvent(), FakeEvent(), {"kv": 64}
+    with scene.transfers.begin(stream=stream, tokens=tokens):
+        stream.copy(1.0)
+    tokens["kv"] = 32
+    copy = scene.transfers.begin(tokens=tokens)
+    start.record(stream)
+    end.record(stream)
+    copy.end(events=(start, end))
+    tokens["kv"] = 1
+    stream.run()
+    assert scene.settled()
+    assert scene.tokens() == 96
+
+
+def test_an_end_at_no_time_is_an_end(scene: Scene) -> None:
+    nonsense: Any = "x"
+    scene.transfers.begin(bytes=3).end(at=nonsense)
+    assert (scene.active, scene.finished, scene.moved("wall_clock"), scene.failed()) == (0, 1, 3, 1)
+
+
 def test_t4_events_that_are_lent_are_read_now_or_not_at_all(scene: Scene, lines: pytest.LogCaptureFixture) -> None:
     stream, start, end = FakeStream(), FakeEvent(), FakeEvent()
     copy = scene.transfers.begin(bytes=7)

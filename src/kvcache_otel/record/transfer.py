@@ -142,7 +142,9 @@ class Transfer(Pair):
 
     def settled(self, outcome: Outcome) -> None:
         """Hears from the harvester what has become of its events."""
-        if outcome is not Outcome.GIVEN_UP:  # One that is has not finished, as far as anybody knows.
+        if outcome is Outcome.GIVEN_UP:  # It has not finished, as far as anybody knows.
+            self._transfers.given_up(self)
+        else:
             self._transfers.finished_on_device(self, outcome)
 
     def __enter__(self) -> Self:

@@ -10,6 +10,7 @@ import operator
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -279,8 +280,10 @@ class Transfers:
         elif transfer.stream is not None:
             self._finish_on(transfer, transfer.stream)
         else:
-            at = time.monotonic() if transfer.at is None else transfer.at
-            self._timed(transfer, TimingSource.WALL_CLOCK, at - transfer.began)
+            at: Any = time.monotonic() if transfer.at is None else transfer.at
+            with suppress(Exception):  # What it is then is no time either, and that is said.
+                at -= transfer.began
+            self._timed(transfer, TimingSource.WALL_CLOCK, at)
 
     def failed(self, error: Failure, moved: int | None, tokens: Tokens) -> None:
         """Counts a transfer that has failed, and what it moved nevertheless."""
@@ -295,7 +298,7 @@ class Transfers:
     def finished_on_device(self, transfer: Transfer, outcome: Outcome) -> None:
         """Counts a transfer whose device was asked."""
         if transfer.events is not None:
-            self._foreign.pop(id(transfer.after), None)
+            self._forget(transfer)
         elif outcome is Outcome.READ and transfer.stream is not None:
             transfer.stream.give_back(transfer.before, transfer.after)
         try:
@@ -303,6 +306,11 @@ class Transfers:
         except BaseException as error:
             let_through(error)
             self._complaints.broken(error)
+
+    def given_up(self, transfer: Transfer) -> None:
+        """Keeps no events of a transfer whose device was not done in time."""
+        if transfer.events is not None:
+            self._forget(transfer)
 
     def cancelled(self, transfer: Transfer) -> None:
         """Takes a transfer back that was none."""
@@ -346,6 +354,7 @@ class Transfers:
             self.mark_end(transfer)
         if transfer.before is not None:
             transfer.duration = route.duration
+            _keep_tokens(transfer)
             if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
                 return
             stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
@@ -368,6 +377,7 @@ class Transfers:
                 raise RuntimeError("the device is not done with them, and they are lent only")
             else:
                 transfer.duration = route.duration
+                _keep_tokens(transfer)
                 self._foreign[id(transfer.after)] = transfer
                 if self._harvester.hand_over(transfer, None, self._deadline_s):
                     return
@@ -376,6 +386,10 @@ class Transfers:
             let_through(error)
             self._complaints.untimed(error)
         self._count(transfer, route)
+
+    def _forget(self, transfer: Transfer) -> None:
+        if self._foreign.get(id(transfer.after)) is transfer:  # The same pair may be another transfer's by now.
+            self._foreign.pop(id(transfer.after), None)
 
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
@@ -415,6 +429,13 @@ class Transfers:
         self._underway.look_after()
         self._keys.look_after()
         self._harvester.look_after()
+
+
+def _keep_tokens(transfer: Transfer) -> None:
+    """Takes what is said of pools now: whoever said it may use the same dict for the next transfer."""
+    tokens = transfer.tokens
+    if tokens is not None and type(tokens) is not int and isinstance(tokens, Mapping):
+        transfer.tokens = {**tokens}
 
 
 def _look_after(transfers: Transfers | None) -> None:

@@ -755,3 +755,42 @@ def test_an_object_whose_end_removes_others_does_so_in_the_midst_of_another(expo
     assert evicted(exported) == 3
     handle.remove()
     assert "flush" not in vars(Ending)
+
+
+@pytest.mark.parametrize("names", [("flush",), ("inherited",)])
+def test_copies_of_a_subclass_carry_nothing_of_ours_where_its_base_came_first(
+    names: tuple[str, ...], exported: Exported
+) -> None:
+    base, derived = Cache(), Sub()
+    for owner in (base, derived):
+        instrument(owner, exported, *names)
+    for other in (copy.copy(derived), copy.deepcopy(derived), pickle.loads(pickle.dumps(derived))):
+        assert vars(other).keys() == {"flushed", "own"}
+    assert type(derived.inherited) is types.MethodType
+
+
+def test_what_a_nearer_base_is_given_afterwards_is_what_is_called(exported: Exported) -> None:
+    class Near(Base):
+        pass
+
+    class Last(Near):
+        pass
+
+    owner = Last()
+    handle = instrument(owner, exported, "inherited")
+    assert owner.inherited(1) == 1
+    Near.inherited = lambda self, count: 1000 + count  # type: ignore[method-assign,assignment]
+    assert owner.inherited(1) == Last.inherited(owner, 1) == 1001
+    handle.remove()
+    assert owner.inherited(1) == 1001
+
+
+def test_who_took_the_method_from_the_classs_own_attributes_may_call_it(exported: Exported) -> None:
+    owner = Cache()
+    handle = instrument(owner, exported)
+    before: Any = vars(Cache)["flush"]
+    with mock.patch.object(Cache, "flush", lambda self, count: before(self, count) + 5):
+        assert owner.flush(2) == 7
+    assert owner.flush(1) == 1
+    handle.remove()
+    assert owner.flush(1) == 1

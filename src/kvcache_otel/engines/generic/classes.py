@@ -42,7 +42,7 @@ class ClassHook:
             class's at all.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_entry", "_genuine", "_kind", "_where", "name", "original")
+    __slots__ = ("__weakref__", "_entries", "_entry", "_genuine", "_kind", "_nearer", "_where", "name", "original")
 
     def __init__(self, kind: type, name: str) -> None:
         """Args:
@@ -55,9 +55,14 @@ class ClassHook:
         self._entries: dict[int, weakref.ref[Wrapped]] = {}
         self._entry = self._entries.get
         self._where: Mapping[str, Any] = {name: self.original}
+        self._nearer: tuple[Mapping[str, Any], ...] = ()  # Where the engine may put another some day.
         self._genuine: Callable[[Any, Any], Any]
         if self.original is NOTHING:
-            self._where = next(filter(lambda having: name in having, map(vars, kind.__mro__[1:])), _EMPTY)
+            bases: list[Mapping[str, Any]] = [vars(base) for base in kind.__mro__[1:]]
+            # A hook of ours that lies on a base may be about a method that is inherited there too.
+            places = (place for place, having in enumerate(bases) if genuine(having.get(name, NOTHING)) is not NOTHING)
+            place = next(places, len(bases))
+            self._nearer, self._where = tuple(bases[:place]), next(iter(bases[place : place + 1]), _EMPTY)
             self._genuine = self._inherited
         elif has_sign(self.original, "__get__"):
             self._genuine = self.original.__get__
@@ -72,10 +77,18 @@ class ClassHook:
             found = self._where[self.name]
         except KeyError:
             found = NOTHING
+        for having in self._nearer:
+            if (nearer := genuine(having.get(self.name, NOTHING))) is not NOTHING:
+                found = nearer
+                break
         hooked = wrapped.hooked
         if hooked is not None and (found is wrapped.found or genuine(found) is wrapped.found):
             return MethodType(hooked, instance)
         return StandIn(wrapped, instance, self._given(instance, kind))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls what the class has without it: somebody has taken it from the class's own attributes."""
+        return self._genuine(None, self._kind)(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Any:
