@@ -434,8 +434,10 @@ class Transfers:
 def _keep_tokens(transfer: Transfer) -> None:
     """Takes what is said of pools now: whoever said it may use the same dict for the next transfer."""
     tokens = transfer.tokens
-    if tokens is not None and type(tokens) is not int and isinstance(tokens, Mapping):
-        transfer.tokens = {**tokens}
+    if tokens is None or type(tokens) is int:
+        return
+    if type(tokens) is dict or isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
+        transfer.tokens = {**cast("Mapping[str, int]", tokens)}
 
 
 def _look_after(transfers: Transfers | None) -> None:
