@@ -84,10 +84,9 @@ class Discovery:
         self._contradictions: dict[str, None] = {}
         self._hosts: dict[str, tuple[str, ...]] = {}  # By endpoint.
         self._content: bytes | None = None  # Of the file, as it was taken over.
-        self._changed: tuple[tuple[Source, ...], tuple[str, ...], int] | None = (
-            None  # What the last look found instead,
-        )
-        self._changes = 0  # and how many before it have found something else each time.
+        # What the last look found instead, and how many before it have found something else each time.
+        self._changed: tuple[tuple[Source, ...], tuple[str, ...], int] | None = None
+        self._changes = 0
         self._problems: dict[object, str] = {}
         self.complaints = 0
         self._stopped = threading.Event()
