@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -561,6 +562,37 @@ def test_ranks_that_a_publisher_makes_up(received: Received) -> None:
     assert sum(value for (name, _, _), value in received.resident.items() if name != "honest") == 2 * MOST_RANKS
     assert len(received.resident) == 41
     assert received.recorder.dropped("label_overflow").value == 0
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("blocks", [12_000, 19_500])  # As full as a dict can be, and one that has just grown.
+def test_memory_of_blocks_that_were_replaced_is_given_back(engine: str, blocks: int) -> None:
+    received = Received()
+    worker = received.index.add("w", engine=engine)
+    draw = random.Random(7)
+    held = [draw.getrandbits(64) for _ in range(blocks)]
+    worker.receive(batch(stored(held)))
+    book = worker.owner(0)._ledger.books["device"]
+    most = 0
+    for _ in range(3):
+        for first in range(0, len(held), 100):
+            old = held[first : first + 100]
+            held[first : first + 100] = new = [draw.getrandbits(64) for _ in old]
+            worker.receive(batch(removed(old), stored(new)))
+            most = max(most, sys.getsizeof(book.blocks))
+        received.index.fit()
+        assert sys.getsizeof(book.blocks) <= 69 * len(held)
+        assert book.blocks == dict.fromkeys(held, 1)
+    assert most > 69 * len(held) or blocks == 19_500  # There was something to give back.
+
+    worker.receive(batch(removed(held[1_200:])))
+    del held[1_200:]
+    received.index.fit()
+    assert sys.getsizeof(book.blocks) <= 69 * len(held)
+    assert book.blocks == dict.fromkeys(held, 1)
+    worker.receive(batch(stored(held[:100]), removed(held[100:110])))
+    assert received.resident["w", 0, "device"] == 1_190
+    assert received.errors == {}
 
 
 def test_blocks_without_end_are_forgotten_where_there_are_the_most(

@@ -9,6 +9,14 @@ if TYPE_CHECKING:
 
     Hashes = Sequence[Hashable]
 
+# Bytes of a dict for each block in it, beyond which it is made smaller. A block's hash takes 48 bytes more. A dict that
+# only grows has 60 at the most, one that grows while blocks leave it up to 120. Made smaller, it has half of what it
+# had, and grows again after a seventh of its blocks at the soonest.
+_ROOMY = 68
+
+# Bytes of a dict that is not worth it.
+_SMALL = 2**16
+
 
 class Book:
     """The blocks in one place, of a publisher whose repeated store changes nothing and whose removal is final.
@@ -48,6 +56,14 @@ class Book:
     def clear(self) -> None:
         """Takes everything out."""
         self.blocks.clear()
+
+    def fit(self) -> None:
+        """Gives memory back where the dict has much more than its blocks need, as after many others have left it."""
+        blocks = self.blocks
+        if blocks.__sizeof__() > max(_SMALL, _ROOMY * len(blocks)):
+            compact = dict(blocks)
+            blocks.clear()
+            blocks.update(compact)  # An empty dict takes over how another is laid out.
 
 
 class CopiesBook(Book):

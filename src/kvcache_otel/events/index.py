@@ -147,6 +147,11 @@ class BlockIndex:
                 MOST_BLOCKS,
             )
 
+    def fit(self) -> None:
+        """Gives memory back that the books do not need; see `Book.fit`. To be called now and then: asking is quick."""
+        for worker in self.workers.values():
+            worker.fit()
+
     def close(self) -> None:
         """Releases every worker; from now on a row says that no index is kept."""
         for name in list(self.workers):

@@ -85,6 +85,11 @@ class Ledger:
             if level.value != resident:
                 level.set(resident)
 
+    def fit(self) -> None:
+        """Gives memory back that the books do not need; see `Book.fit`."""
+        for book in self.books.values():
+            book.fit()
+
     def agrees(self) -> bool:
         """Returns whether the rows show what is in the books; true after `settle`, unless the books are broken."""
         return all(level.value in (None, len(blocks)) for blocks, level in self._rows)

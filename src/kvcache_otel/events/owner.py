@@ -180,6 +180,10 @@ class Owner:
         """Returns how many blocks there are, by medium."""
         return {medium: len(book.blocks) for medium, book in self._ledger.books.items()}
 
+    def fit(self) -> None:
+        """Gives memory back that the books do not need; see `Book.fit`."""
+        self._ledger.fit()
+
     def forget(self, medium: str) -> None:
         """Empties one book, since there is no room for it."""
         self._ledger.book(medium).clear()

@@ -43,7 +43,8 @@ LOOK_SECONDS = 0.1
 microseconds."""
 
 BOUND_SECONDS = 1.0
-"""Between two times that the blocks of all are counted, which takes a microsecond for each book."""
+"""Between two times that the blocks of all are counted, and books made smaller that have more memory than they need. To
+look takes a microsecond for each."""
 
 AGAIN_SECONDS, AGAIN_AT_ONCE = 1.0, 64
 """Between two times that sources are tried that cannot be subscribed to, since a port may still be in use; and how many
@@ -136,6 +137,7 @@ class Watch:
         if now >= self._bound_at:
             self._bound_at = now + BOUND_SECONDS
             self.index.bound()
+            self.index.fit()
 
     @property
     def greeted(self) -> bool:

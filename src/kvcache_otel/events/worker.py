@@ -231,6 +231,11 @@ class Worker:
             blocks.update(owner.blocks())
         return blocks
 
+    def fit(self) -> None:
+        """Gives memory back that the books do not need; see `Book.fit`."""
+        for owner in self._every():
+            owner.fit()
+
     def forget(self, medium: str) -> None:
         """Empties the books of one medium, since there is no room for them."""
         for owner in self._every():
