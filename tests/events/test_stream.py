@@ -206,20 +206,45 @@ def test_the_number_just_before_on_another_batch_is_a_reset_once_nothing_follows
     assert driver.runs == [[batch(0), batch(1)], [b"1 of run 1"]]
 
 
-def test_the_number_just_before_on_another_batch_is_a_duplicate_if_the_sequence_goes_on() -> None:
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("following", [4, 3])
+def test_a_number_before_on_another_batch_is_a_reset_if_the_next_follows(first: int, following: int) -> None:
+    """The new life was not heard until its numbers had nearly reached those of the old one."""
     driver = Driver()
-    driver.live(0, 1)
-    driver.live(1, run=1)
-    driver.live(2)
-    assert driver.counted() == {"duplicate": 1}
+    driver.live(0, 1, 2)
+    driver.live(first, following, run=1)
+    assert driver.counted() == {"resets": 1}
+    driver.wait()
+    driver.wait()
+    assert driver.runs == [[batch(0), batch(1), batch(2)], [batch(first, 1), batch(following, 1)]]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_number_before_on_another_batch_is_what_replay_says(again: bool) -> None:
+    driver = Driver(replay=True)
+    driver.live(0)
+    driver.live(1, 2)
+    driver.live(2, run=1)
+    driver.live(3, run=int(again))
+    assert (driver.asked, driver.sent) == (3, 2)
+    assert driver.counted() == {}
     assert driver.applied() == [0, 1, 2]
+    driver.answer(2, run=int(again))
+    if again:
+        driver.answer(0, 1, 2, 3, run=1)
+        assert driver.runs[1:] == [[batch(number, 1) for number in range(4)]]
+        assert driver.counted() == {"resets": 1}
+    else:
+        assert driver.applied() == [0, 1, 2, 3]
+        assert driver.counted() == {"duplicate": 1}
+        assert driver.asked is None
 
 
 @pytest.mark.parametrize("first", [2, 4])
 def test_a_reset_behind_a_connection_that_was_lost_is_seen_by_the_last_batch(first: int) -> None:
     driver = Driver(replay=True)
     driver.live(0, 1)
-    driver.stream.reconnected()
+    driver.stream.connected(driver.now)
     driver.live(first, run=1)
     assert driver.applied() == [0, 1]
     driver.answer(1, run=1)
@@ -233,27 +258,29 @@ def test_a_reset_behind_a_connection_that_was_lost_is_seen_by_the_last_batch(fir
 def test_a_connection_that_was_lost_costs_one_request_and_no_more() -> None:
     driver = Driver(replay=True)
     driver.live(0, 1)
-    driver.stream.reconnected()
+    driver.stream.connected(driver.now)
     driver.live(2, 3)
     assert (driver.requests, driver.sent) == ([2], 1)
     driver.answer(1, 2)
     assert driver.applied() == [0, 1, 2, 3]
     driver.live(4)
-    driver.stream.reconnected()  # And nobody answers.
+    driver.stream.connected(driver.now)  # And nobody answers.
     driver.live(5)
+    assert driver.applied() == [0, 1, 2, 3, 4]
     driver.wait(LIMITS.silence)
-    driver.stream.reconnected()  # Nor is asked, for a while.
-    driver.live(6)
-    assert driver.applied() == [*range(7)]
-    assert driver.requests == [2, 5]
-    assert driver.counted() == {}
+    driver.live(6, 8)
+    driver.wait()
+    assert driver.applied() == [*range(7), 8]  # Nor is asked, for a while.
+    driver.stream.connected(driver.now)  # Somebody else may be there now.
+    assert driver.requests == [2, 5, 9]
+    assert driver.counted() == {"lost": 1}
 
 
 @pytest.mark.parametrize("first", [2, 3])
 def test_a_publisher_that_has_forgotten_the_last_batch_is_believed(first: int) -> None:
     driver = Driver(replay=True)
     driver.live(0, 1)
-    driver.stream.reconnected()
+    driver.stream.connected(driver.now)
     driver.live(3)
     driver.answer(*range(first, 4))
     driver.end()
@@ -264,7 +291,7 @@ def test_a_publisher_that_has_forgotten_the_last_batch_is_believed(first: int) -
 def test_a_lost_connection_without_replay_changes_nothing() -> None:
     driver = Driver()
     driver.live(0, 1)
-    driver.stream.reconnected()
+    driver.stream.connected(driver.now)
     driver.live(2)
     assert driver.applied() == [0, 1, 2]
 
@@ -272,7 +299,7 @@ def test_a_lost_connection_without_replay_changes_nothing() -> None:
 def test_more_than_can_wait_ends_the_doubt_about_a_connection() -> None:
     driver = Driver(replay=True, limits=LIMITS._replace(held=3))
     driver.live(0)
-    driver.stream.reconnected()
+    driver.stream.connected(driver.now)
     driver.live(1, 2, 3)
     assert driver.applied() == [0]
     driver.live(4)
@@ -365,6 +392,8 @@ def test_a_publisher_that_starts_again_while_the_first_batch_waits(number: int) 
     driver.live(100)
     driver.live(number, number + 1, number + 2, run=1)
     driver.end()
+    for _ in range(2 if number else 0):  # It is asked whether it has any, and what came before them.
+        driver.end()
     assert driver.runs == [[batch(100)], [batch(number + more, 1) for more in range(3)]]
     assert driver.counted() == {"resets": 1}
 
@@ -385,15 +414,38 @@ def test_a_publisher_that_starts_again_and_falls_silent(heard: list[int]) -> Non
     assert driver.counted()["resets"] == 1
 
 
-def test_silence_after_low_numbers_asks_replay_for_what_the_new_life_has_sent() -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_low_number_has_replay_asked_if_it_knows_the_last_batch(keeps: bool) -> None:
     driver = Driver(replay=True)
     driver.live(*range(1000))
+    if keeps:
+        driver.stream.connected(driver.now)
+        driver.answer(999)
+        driver.end()
+        driver.wait(2)  # For a moment it is taken at its word.
     driver.live(2, run=1)
-    driver.wait(LIMITS.doubt)
+    assert (driver.asked, driver.sent) == (1000, 999)
+    driver.end()  # No batch from 999 on.
+    if not keeps:  # It may keep none: it is asked for any, and has some.
+        assert driver.counted() == {}
+        assert (driver.asked, driver.sent) == (1000, 0)
+        driver.answer(0, run=1)
     assert driver.asked == 0
     driver.answer(0, 1, 2, run=1)
     driver.end()
     assert driver.applied() == [0, 1, 2]
+    assert driver.counted() == {"resets": 1}
+
+
+def test_a_low_number_of_a_publisher_that_keeps_nothing_for_replay() -> None:
+    driver = Driver(replay=True)
+    driver.live(*range(1000))
+    driver.live(2, run=1)
+    driver.end()
+    driver.end()
+    driver.wait(LIMITS.doubt - 0.1)
+    assert driver.counted() == {}
+    driver.wait(0.1)
     assert driver.counted() == {"resets": 1}
 
 
@@ -423,7 +475,7 @@ def test_the_sequence_that_goes_on_ends_the_doubt() -> None:
 def test_a_replay_of_another_sequence_swallows_nothing_live() -> None:
     """Its socket is that of another rank, say."""
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(*range(40_000, 40_100), run=1)
     driver.end()
     driver.live(*range(3000, 3060))
@@ -475,7 +527,7 @@ def test_what_was_lost_last_is_not_compared() -> None:
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_publisher_that_starts_again_right_after_the_first_replay(first: int) -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(*range(100))
     driver.end()
     driver.live(*range(first, 60), run=1)
@@ -561,7 +613,7 @@ def test_an_absurd_number_at_first(replay: bool) -> None:
     driver = Driver(replay=replay)
     driver.live(2**63, 57, 58, 59)
     driver.wait()
-    for _ in range(2 if replay else 0):
+    for _ in range(3 if replay else 0):
         driver.end()
     assert driver.applied() == [57, 58, 59]
     assert driver.counted() == {"resets": 1}
@@ -632,7 +684,7 @@ def test_nothing_left_of_what_came_before(answers: list[int]) -> None:
 
 def test_a_publisher_that_says_nothing_is_asked_what_it_said() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     assert driver.asked == 0
     driver.answer(7, 8, 9)
     assert driver.applied() == [7, 8, 9]
@@ -649,7 +701,7 @@ def test_a_publisher_that_says_nothing_is_asked_what_it_said() -> None:
 
 def test_a_publisher_that_just_started() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(*range(100))
     driver.live(0)  # On its way: not a reset.
     assert driver.asked is None
@@ -660,7 +712,7 @@ def test_a_publisher_that_just_started() -> None:
 
 def test_what_was_on_its_way_comes_once() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(*range(100))
     driver.live(50, 50, 51, 99, 100)
     assert driver.applied() == [*range(101)]
@@ -669,7 +721,7 @@ def test_what_was_on_its_way_comes_once() -> None:
 
 def test_another_batch_than_replay_brought_is_not_on_its_way() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(*range(10))
     driver.live(0, 1, run=1)
     assert driver.runs[1:] == [[batch(0, 1), batch(1, 1)]]
@@ -678,7 +730,7 @@ def test_another_batch_than_replay_brought_is_not_on_its_way() -> None:
 
 def test_low_numbers_long_after_something_was_on_its_way_are_a_reset() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(*range(200))
     driver.live(10)
     driver.wait(LIMITS.silence)
@@ -688,7 +740,7 @@ def test_low_numbers_long_after_something_was_on_its_way_are_a_reset() -> None:
 
 def test_a_batch_that_follows_the_first_replay_ends_it() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(0, 1)
     driver.live(2)
     assert driver.asked is None
@@ -701,7 +753,7 @@ def test_a_batch_that_follows_the_first_replay_ends_it() -> None:
 
 def test_a_batch_that_the_first_replay_has_not_reached() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(0, 1)
     driver.live(5, 7)
     driver.answer(2, 3, 4, 5, 6)
@@ -712,7 +764,7 @@ def test_a_batch_that_the_first_replay_has_not_reached() -> None:
 
 def test_low_numbers_long_after_the_first_replay_are_a_reset() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(*range(100))
     driver.end()
     driver.wait(LIMITS.silence)
@@ -723,7 +775,7 @@ def test_low_numbers_long_after_the_first_replay_are_a_reset() -> None:
 
 def test_a_publisher_that_is_not_there_yet() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.wait(LIMITS.silence)
     assert driver.asked is None
     driver.live(2)
@@ -735,7 +787,7 @@ def test_a_publisher_that_is_not_there_yet() -> None:
 
 def test_what_was_sent_after_the_first_request_is_asked_for_again() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.live(3)
     driver.end()  # As it was before 0.
     assert driver.asked == 0
@@ -747,7 +799,7 @@ def test_what_was_sent_after_the_first_request_is_asked_for_again() -> None:
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_hole_in_what_came_before_is_not_lost(gone: bool) -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(0, 1, 4, 5)
     driver.end()
     assert driver.asked == 2
@@ -766,7 +818,7 @@ def test_a_hole_in_what_came_before_is_not_lost(gone: bool) -> None:
 
 def test_a_hole_that_nothing_fills_before_anything_came_live() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(0, 1, 4, 5)
     driver.end()
     driver.answer(4, 5)
@@ -778,7 +830,7 @@ def test_a_hole_that_nothing_fills_before_anything_came_live() -> None:
 
 def test_what_is_missing_after_the_first_replay_counts() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(0, 1)
     driver.end()
     driver.live(4)
@@ -790,7 +842,7 @@ def test_what_is_missing_after_the_first_replay_counts() -> None:
 
 def test_an_absurd_number_in_the_first_replay_is_passed_over() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.answer(0, 1, 2**40, 2)
     driver.end()
     assert driver.asked is None
@@ -799,7 +851,7 @@ def test_an_absurd_number_in_the_first_replay_is_passed_over() -> None:
 
 def test_a_first_batch_while_a_request_goes_unanswered() -> None:
     driver = Driver(replay=True)
-    driver.stream.open(driver.now)
+    driver.stream.connected(driver.now)
     driver.wait(LIMITS.silence - 1)
     driver.live(2)
     driver.wait(1)
@@ -810,13 +862,99 @@ def test_a_first_batch_while_a_request_goes_unanswered() -> None:
     assert driver.counted() == {}
 
 
-def test_open_does_nothing_when_there_is_nothing_to_ask() -> None:
-    without = Driver()
-    without.stream.open(without.now)
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_publisher_that_starts_again_and_says_nothing_live(sent: bool) -> None:
+    driver = Driver(replay=True)
+    driver.live(0, 1)
+    driver.stream.connected(driver.now)
+    driver.answer(1)
+    driver.end()
+    driver.stream.disconnected()
+    driver.stream.connected(driver.now)
+    assert (driver.asked, driver.sent) == (2, 1)
+    driver.end()  # There is no 1 any more.
+    assert driver.counted() == {"resets": 1}
+    assert driver.asked == 0
+    if sent:
+        driver.answer(0, run=1)
+    driver.end()
+    assert driver.runs[1:] == [[batch(0, 1)] if sent else []]
+    driver.live(*range(sent, 3), run=1)
+    assert driver.runs[1:] == [[batch(number, 1) for number in range(3)]]
+    assert driver.counted() == {"resets": 1}
+    assert driver.asked is None
+
+
+def test_what_was_missed_while_disconnected_is_recovered_though_nothing_comes_live() -> None:
+    driver = Driver(replay=True)
+    driver.live(0, 1)
+    driver.stream.connected(driver.now)
+    driver.answer(1, 2, 3, 4)
+    driver.end()
+    assert driver.applied() == [0, 1, 2, 3, 4]
+    driver.live(4)  # Was on its way: it was not missed, and those before it were.
+    assert driver.counted() == {"recovered": 2}
+    driver.wait(LIMITS.silence)
+    assert driver.counted() == {"recovered": 2}
+    driver.live(4, 5)
+    assert driver.applied() == [*range(6)]
+    assert driver.counted() == {"recovered": 2, "duplicate": 1}
+
+
+def test_what_was_missed_and_followed_is_recovered_after_a_while() -> None:
     driver = Driver(replay=True)
     driver.live(0)
-    driver.stream.open(driver.now)
-    assert without.requests == driver.requests == []
+    driver.stream.connected(driver.now)
+    driver.answer(0, 1, 2)
+    driver.live(3)
+    assert driver.asked is None
+    assert driver.applied() == [0, 1, 2, 3]
+    driver.wait(LIMITS.silence)
+    assert driver.counted() == {"recovered": 2}
+    assert driver.stream.due == math.inf
+
+
+def test_what_was_sent_last_and_missed_is_asked_for_when_nothing_comes() -> None:
+    driver = Driver(replay=True, limits=LIMITS._replace(idle=10.0))
+    driver.live(0, 1)
+    driver.wait(5)
+    driver.live(2)
+    driver.wait(5)
+    assert driver.asked is None
+    driver.wait(5)
+    assert (driver.asked, driver.sent) == (3, 2)
+    driver.answer(2, 3, 4)
+    driver.end()
+    assert driver.applied() == [*range(5)]
+    driver.wait(LIMITS.silence)
+    assert driver.counted() == {"recovered": 2}
+    for _ in range(10):  # Once is enough.
+        driver.wait(10)
+    assert len(driver.requests) == 1
+    driver.live(5)
+    driver.wait(10)
+    assert len(driver.requests) == 2
+    driver.live(6)  # It is neither waited for what it says, nor is that wanted any more.
+    assert driver.applied() == [*range(7)]
+    assert driver.asked is None
+
+
+def test_nobody_is_asked_for_being_silent_while_there_is_no_connection() -> None:
+    driver = Driver(replay=True, limits=LIMITS._replace(idle=10.0))
+    driver.live(0)
+    driver.stream.disconnected()
+    driver.wait(100)
+    assert driver.requests == []
+
+
+def test_a_connection_without_replay_changes_nothing() -> None:
+    driver = Driver()
+    driver.stream.connected(driver.now)
+    driver.live(0)
+    driver.stream.connected(driver.now)
+    driver.live(1)
+    assert driver.applied() == [0, 1]
+    assert driver.requests == []
 
 
 # -- replay that goes wrong --------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class World:
         late: How likely it comes after up to `LATEST` of its successors.
         """
         self.random = random.Random(seed)
-        self.driver = Driver(replay=replay is not None, limits=PATIENT if late else LIMITS)
+        self.driver = Driver(replay=replay is not None, limits=PATIENT if late else Limits())
         self.drops, self.repeats, self.late = drops, repeats, late
         self.buffer: deque[int] = deque(maxlen=replay)
         self.sent = [0]
@@ -96,7 +96,7 @@ class World:
         """Lets time go by, and a replay go on; now and then the connection blinks, which must change no count."""
         driver = self.driver
         if self.random.random() < BLINKS:
-            driver.stream.reconnected()
+            driver.stream.connected(driver.now)
         driver.wait(self.random.random() * STEP)
         if len(driver.requests) > self.answered and self.random.random() < 0.3:
             self.answered = len(driver.requests)
@@ -220,7 +220,7 @@ def test_joining_a_publisher_that_has_been_talking(seed: int) -> None:
     world = World(seed, replay=1_000_000, drops=0.2, repeats=0.0, late=0.0)
     world.sent = [500]
     world.buffer.extend(range(500))
-    world.driver.stream.open(world.driver.now)
+    world.driver.stream.connected(world.driver.now)
     for _ in range(world.random.randint(0, 50)):
         world.step()
     world.live(100)
@@ -240,7 +240,7 @@ MESSAGES = (
     | st.lists(st.binary(max_size=9), max_size=5)
 )
 CALLS = st.tuples(st.sampled_from(("live", "live", "live", "answer", "answer")), MESSAGES) | st.tuples(
-    st.sampled_from(("wait", "open")), st.sampled_from((0.01, 0.1, 5.0, 60.0))
+    st.sampled_from(("wait", "connected")), st.sampled_from((0.01, 0.1, 5.0, 60.0))
 )
 SMALL = Limits(window=4, held=8, held_bytes=500)
 
@@ -255,8 +255,8 @@ def test_whatever_comes_a_stream_goes_on(replay: bool, calls: list[tuple[str, ob
         if name == "wait":
             assert isinstance(argument, float)
             driver.wait(argument)
-        elif name == "open":
-            stream.open(driver.now)
+        elif name == "connected":
+            stream.connected(driver.now)
         else:
             assert isinstance(argument, (list, tuple))
             (stream.live if name == "live" else stream.answer)([*argument], driver.now)
@@ -282,7 +282,6 @@ def check_bounds(stream: Stream, driver: Driver) -> None:
     assert len(held) <= SMALL.held
     assert held.size <= SMALL.held_bytes
     assert len(stream._suspects) <= 66  # pyright: ignore[reportPrivateUsage]
-    assert len(stream._recent) <= 64  # pyright: ignore[reportPrivateUsage]
     assert (driver.asked is not None) == (stream._asked is not None)  # pyright: ignore[reportPrivateUsage]
     assert stream.due < float("inf") or not held
 

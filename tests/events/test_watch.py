@@ -29,6 +29,7 @@ from kvcache_otel.events.few import FEW
 from kvcache_otel.events.source import Source, parse
 from kvcache_otel.events.subscription import MOST_TOPICS, Subscription
 from kvcache_otel.events.worker import MOST_RANKS
+from tests.events.between import Proxy, Relay
 from tests.events.fake_peer import memory, tcp_server
 from tests.events.fake_publisher import (
     MEDIUM,
@@ -77,6 +78,12 @@ def workers(driven: Driven) -> set[str]:
         for point in driven.recorder.points(spec)
         if WORKER in point.attributes
     }
+
+
+def wrong_sources(driven: Driven) -> int | float:
+    """How often a source was found to be wrong."""
+    hook = semconv.KVCACHE_TELEMETRY_HOOK
+    return driven.rows(semconv.TELEMETRY_ERRORS, hook).get("watch.sources", 0)
 
 
 # -- counts ------------------------------------------------------------------------------------------------------------
@@ -370,6 +377,59 @@ def test_a_publisher_that_starts_again_unheard_is_found_out_by_its_replay(driven
     driven.until(lambda: driven.batches("w")[0])
     driven.until(lambda: driven.resident("w")[0, "device"] == unheard + 1)
     assert driven.batches("w") == {0: {"resets": 1}}
+
+
+@pytest.mark.parametrize("published", [0, 5])
+def test_a_publisher_that_starts_again_and_falls_silent_is_found_out_by_its_replay(
+    driven: Driven, published: int
+) -> None:
+    first = driven.publisher(replay="old")
+    ports = {"port": first.port, "replay_port": first.replay_port}
+    driven.want(f"w={first.endpoint}?engine=vllm&replay={first.replay_port}")
+    driven.subscribed(first)
+    for number in range(10):
+        first.publish(stored([number]))
+    driven.until(lambda: driven.agrees("w", first.expected))
+    if not published:  # That it has nothing means something where its replay has answered before.
+        [stream] = [feed.stream for each in driven.watch.subscriptions.values() for feed in each.feeds.values()]
+        stream.connected(time.monotonic())
+        driven.until(lambda: first.requests == 2)
+        driven.until(lambda: stream.due > time.monotonic() + 5)
+    driven.drop(first)
+    again = driven.publisher(replay="old", **ports)
+    for number in range(published):
+        again.publish(stored([100 + number]), drop=True)
+    driven.until(lambda: driven.batches("w")[0])
+    driven.until(lambda: driven.resident("w")[0, "device"] == published)
+    assert driven.batches("w") == {0: {"resets": 1}}
+
+
+def test_an_engine_that_starts_after_its_watch_and_falls_silent(driven: Driven) -> None:
+    port, replay_port = free_port(), free_port()
+    driven.want(f"w=tcp://127.0.0.1:{port}?engine=vllm&replay={replay_port}")
+    for _ in range(20):
+        driven.step()
+    late = driven.publisher(port=port, replay="new", replay_port=replay_port)
+    for number in range(10):
+        late.publish(stored([number]), drop=True)
+    driven.until(lambda: driven.resident("w").get((0, "device")) == 10)
+    assert driven.batches("w") == {0: ZERO}
+
+
+def test_what_is_sent_while_nobody_is_connected_is_recovered_though_nothing_follows(driven: Driven) -> None:
+    publisher = driven.publisher(replay="new")
+    relay = Relay(publisher.port)
+    driven.want(f"w=tcp://127.0.0.1:{relay.port}?engine=vllm&replay=tcp://127.0.0.1:{publisher.replay_port}")
+    driven.subscribed(publisher)
+    for number in range(10):
+        publisher.publish(stored([number]))
+    driven.until(lambda: driven.agrees("w", publisher.expected))
+    relay.cut()
+    publisher.publish(stored([10, 11]), drop=True)
+    publisher.publish(removed([0, 1, 2]), drop=True)
+    driven.until(lambda: driven.agrees("w", publisher.published))
+    driven.until(lambda: driven.batches("w") == {0: {"recovered": 2}})
+    relay.close()
 
 
 def test_a_publisher_that_comes_and_goes_does_not_fill_the_log(
@@ -770,6 +830,64 @@ def test_publishers_that_connect_to_us_are_told_apart_by_their_topics(driven: Dr
     }
     driven.want()
     assert workers(driven) == set()
+
+
+def test_publishers_that_send_the_same_topic_are_said_and_counted(
+    driven: Driven, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    driven.want(f"in=tcp://*:{port}?engine=vllm")
+    first, again = (driven.publisher(connect=f"tcp://127.0.0.1:{port}", topic=b"kv") for _ in range(2))
+    driven.subscribed(first, again)
+    first.publish(stored([1]))
+    driven.until(lambda: driven.resident("in/kv"))
+    driven.drop(first)
+    [subscription] = driven.watch.subscriptions.values()
+    driven.until(lambda: subscription.connections == 1)
+    again.publish(stored([2]))
+    driven.until(lambda: driven.batches("in/kv") == {0: {"resets": 1}})
+    assert (said(caplog, "several publishers"), wrong_sources(driven)) == ([], 0)
+    third = driven.publisher(connect=f"tcp://127.0.0.1:{port}", topic=b"kv")
+    driven.subscribed(third)
+    third.publish(stored([3]))
+    again.publish(stored([4]))
+    driven.until(lambda: said(caplog, "'in/kv': several publishers send the same topic"))
+    assert wrong_sources(driven) == 1
+
+
+def test_topics_of_one_source_have_books_of_their_own(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+    """A proxy has brought them together, and what was asked for is what both topics begin with."""
+    proxy = Proxy()
+    one, other = (driven.publisher(connect=proxy.front, topic=topic) for topic in (b"kv@1", b"kv@10"))
+    driven.want(f"w={proxy.back}?engine=vllm&topic=kv@1")
+    driven.subscribed(one, other)
+    one.publish(stored([1, 2, 3]))
+    other.publish(stored([3, 4]))
+    driven.until(lambda: driven.resident("w") == {(0, "device"): 5})
+    driven.drop(other)
+    again = driven.publisher(connect=proxy.front, topic=b"kv@10")
+    driven.subscribed(again)
+    again.publish(stored([9]))
+    driven.until(lambda: driven.batches("w") == {0: {"resets": 1}})
+    driven.until(lambda: driven.resident("w") == {(0, "device"): 4})
+    assert said(caplog, "topic 'kv@10' are both worker 'w'")
+    assert wrong_sources(driven) == 1
+    driven.want()
+    assert workers(driven) == set()
+    proxy.close()
+
+
+def test_a_source_that_starts_again_and_again_is_said_to_be_several(
+    driven: Driven, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = driven.publisher()
+    driven.want(f"w={publisher.endpoint}?engine=vllm")
+    driven.subscribed(publisher)
+    for number in range(6):
+        publisher.send(b"", frame(0), batch(stored([number])))
+        publisher.send(b"", frame(1), batch(stored([10 + number])))
+    driven.until(lambda: driven.batches("w") == {0: {"resets": 5}})
+    assert len(said(caplog, "'w' has started again 4 times within 60 s")) == 1
 
 
 def test_topics_without_end_are_bounded(driven: Driven) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import zmq
@@ -18,6 +19,7 @@ from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
     from kvcache_otel.events.inlet import Inlet
+    from kvcache_otel.events.room import Share
     from kvcache_otel.events.subscription import Subscription
     from kvcache_otel.events.worker import Worker
     from kvcache_otel.record.recorder import Recorder
@@ -33,33 +35,54 @@ REPLAYED, REPLAYED_BYTES = 10_000, 2**30
 LOSS_SECONDS = 60.0
 """Between two times that further losses are said."""
 
+OFTEN, OFTEN_SECONDS = 4, 60
+"""So many restarts within so many seconds are no engine's: that is said."""
+
 _FRAME_FAILURES = (Reason.FRAME_COUNT, Reason.SEQUENCE_FRAME)
 
 
 class Feed:
-    """One publisher behind a source: its stream, which tells its worker what comes, and the socket of its replay."""
+    """One publisher behind a source: its stream, which tells its worker what comes, and the socket of its replay.
+
+    Attributes:
+        worker: What is told.
+        rank: Which its batches say; None before the first.
+        stream: Its stream.
+        sender: The connection that its last message came by.
+        is_mixed: Whether another has sent the same topic at the same time.
+    """
 
     def __init__(
-        self, subscription: Subscription, worker: Worker, recorder: Recorder, *, replay: str, limits: Limits
+        self,
+        subscription: Subscription,
+        worker: Worker,
+        share: Share,
+        recorder: Recorder,
+        *,
+        replay: str,
+        limits: Limits,
     ) -> None:
         """Args:
         subscription: Whose sockets it uses.
         worker: What is told.
+        share: What tells its books from those of the worker's other publishers.
         recorder: Where the rows are.
         replay: Where to ask for what was missed; empty for nowhere.
         limits: How much may wait.
         """
         self._subscription = subscription
-        self._share = subscription.share
+        self._share = share
         self._recorder = recorder
         self._replay = replay
         self._inlet: Inlet | None = None
         self._request: int | None = None  # What it is to be asked as soon as it is known where it is.
         self.worker = worker
         self.rank: int | None = None
+        self.sender, self.is_mixed = -1, False
         self._counted_at: int | None = None  # Rows name the rank, which the first batch will tell.
         self.stream = Stream(self, self._counts(None), replay=bool(replay), limits=limits)
         self._answering = self._replay_silent = False  # This time, and whether that was said.
+        self._resets = deque[float](maxlen=OFTEN)  # When its publisher started again.
         self._waited = False  # Whether it is since its time is over that we hang up.
         self._lost_said, self._lost_next = 0.0, 0.0
         self._unsaid = tuple(zip(_FRAME_FAILURES, self.stream.counts[4:], strict=True))
@@ -100,7 +123,16 @@ class Feed:
 
     def reset(self) -> None:
         """Forgets what the publisher's batches added up to."""
-        self._say("kvcache: source %r: its publisher has started again", printable(self.worker.name))
+        name, now = printable(self.worker.name), time.monotonic()
+        self._say("kvcache: source %r: its publisher has started again", name)
+        self._resets.append(now)
+        if len(self._resets) == OFTEN and now - self._resets[0] < OFTEN_SECONDS:
+            self._resets.clear()
+            text = (
+                "kvcache: source %r has started again %d times within %d s: if there are several publishers behind it, "
+                "or its replay is another's, what is received of it is wrong"
+            )
+            self._subscription.tell(logging.ERROR, now, text, name, OFTEN, OFTEN_SECONDS, about="restarts")
         self.worker.reset(share=self._share)
 
     def leave(self) -> None:

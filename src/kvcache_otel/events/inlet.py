@@ -76,6 +76,7 @@ class Inlet:
 
     Attributes:
         socket: It.
+        sender: The connection that the last message came from; -1 where that is not known.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, *, waiting: int, most: int) -> None:
@@ -91,7 +92,7 @@ class Inlet:
         self._most = most
         self._connections: dict[int, _Connection] = {}
         self._begun: list[bytes] = []  # The first frames of a message the rest of which is being thrown away.
-        self._from = -1
+        self.sender = -1
         self._frames = self._size = 0
         self._endless = -1
         self._register: Register | None = None
@@ -174,9 +175,9 @@ class Inlet:
         socket = self.socket
         first = socket.recv(zmq.DONTWAIT, copy=False)
         try:
-            self._from = int(first.get(zmq.SRCFD))
+            self.sender = int(first.get(zmq.SRCFD))
         except zmq.ZMQError:
-            self._from = -1
+            self.sender = -1
         frames = [first.bytes]
         while socket.getsockopt(zmq.RCVMORE):
             if len(frames) == KEPT:
@@ -185,6 +186,10 @@ class Inlet:
             frames.append(socket.recv(zmq.DONTWAIT))
         self._settle(sum(map(_on_the_wire, frames)))
         return frames
+
+    def is_connected(self, fd: int) -> bool:
+        """Returns whether this is a connection."""
+        return fd in self._connections
 
     def look(self) -> Excess | None:
         """Looks whether more waits than may, and returns of which connection."""
@@ -234,12 +239,12 @@ class Inlet:
             return None
         frames, self._begun = self._begun, []
         if self._frames > MOST_FRAMES:
-            self._endless = self._from
+            self._endless = self.sender
         self._settle(self._size + sum(map(_on_the_wire, frames)))
         return frames
 
     def _settle(self, size: int) -> None:
-        connection = self._connections.get(self._from)
+        connection = self._connections.get(self.sender)
         if connection is not None:
             connection.settled += size
             connection.delivered = True

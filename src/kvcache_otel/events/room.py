@@ -53,19 +53,31 @@ class Share:
         source: What and where the source is, as the log says it.
     """
 
-    __slots__ = ("__weakref__", "_first", "_further", "_room", "_said", "source")
+    __slots__ = ("__weakref__", "_first", "_further", "_room", "_said", "_whole", "source")
 
-    def __init__(self, room: Room, source: str) -> None:
+    def __init__(self, room: Room, source: str, whole: Share | None = None) -> None:
         """Args:
         room: Of what.
         source: As the attribute.
+        whole: What this is a part of; see `part`.
         """
         self.source = source
         self._room = room
+        self._whole = whole
         self._first, self._further, self._said = False, 0, False
+
+    def part(self, what: str) -> Share:
+        """Returns a share of its own for a part of the source, whose books are apart; its room is the source's.
+
+        Args:
+            what: Which part, as the log is to say it.
+        """
+        return Share(self._room, f"{self.source}, {what}", self)
 
     def take(self) -> bool:
         """Takes the room for one worker or rank more, and returns whether there was any."""
+        if self._whole is not None:
+            return self._whole.take()
         room = self._room
         if self._first and self._further >= SHARE:
             if not self._said:
@@ -89,6 +101,9 @@ class Share:
 
     def give_back(self) -> None:
         """Gives back the room for one of them."""
+        if self._whole is not None:
+            self._whole.give_back()
+            return
         self._room.owners += 1
         if self._further:
             self._further -= 1

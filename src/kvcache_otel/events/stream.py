@@ -7,20 +7,24 @@ What numbers say. *Next* is the number that follows the last batch applied:
 * Next itself is applied. A higher one waits for those between, for a moment; what is still missing then is asked for
   where the publisher has a replay socket, and is lost where it has not, or where replay did not bring it.
 * 0 starts the sequence again: the publisher was reset. So it does right after another 0, if it is another batch.
-* A number below next is a duplicate if it is on the same batch as then. Batches are told apart by their first bytes,
-  which hold the time when they were made; of the last 64 batches they are kept. Any other low number is suspicious,
-  but for the one just before next where that had been given up. So are a number more than 2**24 above next, and one
-  that a waiting batch has and that is now on another.
-* Three suspicious batches in a row, with rising numbers not more than 64 apart, are from a publisher that started again
-  and whose first batches did not get here: a reset. Numbers that had been given up as lost may be among them, but prove
-  nothing: they may just be late. If anything else comes before there are three, they were duplicates; from far above,
-  numbers that mean nothing. If nothing comes at all for some seconds, those below next are a reset as well: so it looks
-  when an engine starts again, says little, and falls silent.
+* A number below next is a duplicate if it is on the same batch as then, by its first bytes, which hold the time when it
+  was made; of the last thousand batches that is known. Any other low number is suspicious, but for the one just before
+  next where that had been given up. So are a number more than 2**24 above next, and one that a waiting batch has and
+  that is now on another.
 
-A replay is asked to begin with the batch that was applied last: where that is another batch now, the publisher has
-started again, and was past the old numbers before anybody received it. That may be so whenever a connection was lost:
-the first batch after it waits until the one before was compared. Without replay, a publisher that started again and of
-which the very next number is the first to get here looks as if it had not.
+What is suspicious is from a publisher that started again and whose first batches did not get here, or is not:
+
+* The replay is asked for the batch that was applied last: another one under its number, or none at all from a publisher
+  that has others or had some before, is a reset; the same one means that there was none. What comes meanwhile waits.
+* Three suspicious batches in a row, with rising numbers not more than 64 apart, are a reset: at once where each has a
+  number that is known to have been on another batch, otherwise where replay does not answer. So is one with a number
+  known to be of another, if next or one shortly above follows. Numbers that had been given up as lost prove nothing.
+* If anything else comes, they were duplicates; from far above, numbers that mean nothing. If nothing comes at all for
+  some seconds, those below next are a reset as well: an engine starts again, says little, and falls silent.
+
+A replay is asked as well when a connection is made, when a source has been idle for a while, and whenever something is
+missing; always from the last batch on that is known. Without replay, a publisher that started again and of which the
+very next number is the first to get here looks as if it had not.
 
 What a publisher sent before the first number that arrived live, at first or after a reset, is neither lost nor
 recovered. Where there is replay it is asked for all the same, and applied.
@@ -29,11 +33,12 @@ recovered. Where there is replay it is asked for all the same, and applied.
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel.events import frames
+from kvcache_otel.events.ahead import Ahead
 from kvcache_otel.events.held import Held
+from kvcache_otel.events.recall import LOST, UNKNOWN, Recall, mark
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
@@ -42,11 +47,10 @@ if TYPE_CHECKING:
     from kvcache_otel.record.cells import Counter
 
 _UNKNOWN = -1  # In place of a number: there is none yet.
-_REMEMBERED = 64  # Batches whose beginnings are known.
-_BEGINNING = 48  # Bytes of a batch that tell it from others: its time, and the first event's first fields.
 _NEAR = 64  # Numbers that suspicious batches may skip.
 _FAR = 2**24  # Numbers that nobody misses in one go: two days of a hundred batches a second.
 _PROOF = 3  # Suspicious batches in a row that prove a reset.
+_TRUST = 1.0  # Seconds after a replay has shown that there was no reset, in which it is not asked again whether.
 
 
 class Consumer(Protocol):
@@ -100,6 +104,7 @@ class Limits(NamedTuple):
         longest: Seconds that a replay may take in all, however often it is asked for the rest.
         deaf: Seconds for which a publisher that did not answer is not asked again.
         doubt: Seconds of silence after which suspicious batches below next are a reset.
+        idle: Seconds after the last batch when replay is asked, once, whether it was the last.
     """
 
     window: int = 64
@@ -110,6 +115,7 @@ class Limits(NamedTuple):
     longest: float = 60.0
     deaf: float = 60.0
     doubt: float = 5.0
+    idle: float = 10.0
 
 
 class Stream:
@@ -137,48 +143,56 @@ class Stream:
         self._apply = consumer.apply
         self._replay = replay
         self._limits = limits or Limits()
-        self._deaf_until = -math.inf
-        self._busy = False  # Something waits, is asked for or is in doubt: a batch must go the long way.
+        self._deaf_until = self._trusted_until = -math.inf
+        self._keeps = False  # It has answered: then it has its last batch, always.
+        self._busy = (
+            replay  # A batch must go the long way: something waits, is asked for or in doubt, or it is a first.
+        )
         self._held = Held()
-        self._suspects: list[tuple[int, bytes]] = []
-        self._recent: deque[bytes | None] = deque(maxlen=_REMEMBERED)  # Beginnings, up to next; None for what was lost.
+        self._idle_at: float | None = None  # The last batch after which it was asked, since nothing came.
         self._start()
 
     def _start(self) -> None:
         """Knows nothing of the publisher's numbers."""
         self._next: int = _UNKNOWN
+        self._live = False  # Something came live that was applied: its replay knows the same sequence.
         self._joined: int | None = None  # From here on what is missing counts; None before anything came live.
         self._top: int = _UNKNOWN  # The highest number that came live and had to wait.
         self._since: float | None = None  # When the first that waits began to.
-        self._suspects.clear()
-        self._evidence = 0  # How many of them prove something.
+        self._recall = Recall()
+        self._suspects: list[tuple[int, bytes]] = []
+        self._evidence = self._proofs = 0  # How many of them prove something, and how many by their bytes.
         self._doubted = math.inf  # When the last of them came, where all are below next.
-        self._recent.clear()
-        # A replay before anything came live gets ahead of what is on its way: that will come again, once.
-        self._ahead: int = _UNKNOWN
+        self._ahead = Ahead()
+        self._ahead_next: int = _UNKNOWN  # Next, as the replay left it: as long as it is, copies may be on their way.
         self._ahead_until = math.inf
-        self._replayed: dict[int, int] = {}  # What it brought, by number.
-        self._unsure = False  # The connection was lost: is the batch applied last still what it was?
         # The replay that is asked for.
         self._asked: int | None = None
         self._asked_next: int = _UNKNOWN
         self._asked_top: int = _UNKNOWN
-        self._answered = False
+        self._asked_all = False  # What did not come live either is taken, until something does.
+        self._unsure = False  # Whether there was a reset: what comes waits for what it says.
+        self._anything = False  # It has none of the batches that it must have, and is asked whether it has any.
+        self._answered = self._brought = False  # It has sent something that was asked for, or anything.
         self._deadline = math.inf
         self._last_call = math.inf
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
-    def open(self, now: float) -> None:
-        """Asks for what the publisher has sent so far, before anything came. Without replay there is nothing to do."""
-        if self._replay and not self._busy and self._next == _UNKNOWN:
-            self._ask(now)
+    def connected(self, now: float) -> None:
+        """The connection is there, or there again: with replay, sees whether anything was missed, and a reset."""
+        self._deaf_until = -math.inf
+        if self._replay:
+            if self._asked is not None:
+                self._hang_up()
+            self._ask(now, everything=True)
+            self._unsure = self._next != _UNKNOWN
             self._rest()
 
-    def reconnected(self) -> None:
-        """The connection was lost and is there again: with replay, sees whether it is still the same sequence."""
-        if self._replay and self._is_last_known:
-            self._unsure = self._busy = True
+    def disconnected(self) -> None:
+        """The connection is lost. Nobody is asked anything for being silent."""
+        self._idle_at = self.heard
+        self._rest()
 
     def live(self, message: Sequence[bytes], now: float) -> None:
         """Takes a message of the publisher's PUB socket.
@@ -197,9 +211,10 @@ class Stream:
             self._apply(payload)
         elif number == self._next and not self._busy:
             self._next = number + 1
-            self._recent.append(payload[:_BEGINNING])
+            self._recall.put(number, payload)
             self._apply(payload)
         else:
+            self._asked_all = False
             self._arrive(number, payload, now)
             self._rest()
 
@@ -230,10 +245,17 @@ class Stream:
             now: As in `live`.
         """
         if now >= self.due:
-            if now >= self._doubted + self._limits.doubt:
-                self._restart(self._suspects.copy(), now)
-            elif self._asked is not None:
-                self._ended(now, silent=True)
+            if now >= self._ahead_until:
+                self._came()
+            if self._asked is not None:
+                if now >= min(self._deadline, self._last_call):
+                    self._ended(now, silent=True)
+            elif now >= self._doubted + self._limits.doubt:
+                self._restart(self._suspects, now)
+            elif now >= self._idle_from:
+                self._idle_at = self.heard
+                if now >= self._deaf_until:
+                    self._ask(now, everything=True)
             else:
                 self._go_on(now)
             self._rest()
@@ -263,58 +285,100 @@ class Stream:
             else:
                 self._suspect(number, payload, now)
             return
-        self._acquit()
+        if not self._unsure:
+            if self._is_followed_by(number):
+                self._restart([*self._suspects, (number, payload)], now)
+                return
+            self._acquit()
         if held is None:
             self._held.put(number, payload, now)
+        self._live = True
         self._top = max(self._top, number)
         self._go_on(now)
 
     def _old(self, number: int, payload: bytes, now: float) -> None:
-        behind = self._next - number
-        remembered = behind <= len(self._recent)
-        beginning = self._recent[-behind] if remembered else None
-        same = beginning is None or beginning == payload[:_BEGINNING]  # As far as one can tell.
-        if now >= self._ahead_until:
-            self._replayed.clear()
-        if self._next == self._ahead and number > self._top and self._replayed.get(number) == _mark(payload):
-            self._top = number
-            if self._joined is None:
-                self._joined = self._next
-                self._ahead_until = now + self._limits.silence
-        elif number == 0 and (behind > 1 or not same):
+        found, its = self._recall.of(number, self._next), mark(payload)
+        if self._next == self._ahead_next and number > self._top:
+            missed = self._ahead.take(number, its, self._since_joined)
+            if missed is not None:
+                self.counts.recovered.add(missed)
+                self._top, self._live = number, True
+                if self._joined is None:
+                    self._joined = self._next
+                return
+        last = number == self._next - 1
+        if number == 0 and not (last and found in (LOST, its)):
             self._acquit()
             self._restart([(number, payload)], now)
-        elif same and (behind == 1 or beginning is not None):
+        elif found == its or (last and found == LOST):
             self.counts.duplicate.add(1)
         else:
-            self._suspect(number, payload, now, late=remembered and beginning is None)
+            self._suspect(number, payload, now)
 
-    def _suspect(self, number: int, payload: bytes, now: float, *, late: bool = False) -> None:
-        suspects = self._suspects
-        if (number, payload) in suspects:
+    # -- in doubt --------------------------------------------------------------------------------------------------
+
+    def _suspect(self, number: int, payload: bytes, now: float) -> None:
+        if (number, payload) in self._suspects:
             self.counts.duplicate.add(1)
             return
-        if suspects and not 0 < number - suspects[-1][0] <= _NEAR:
+        if self._suspects and not (self._unsure or 0 < number - self._suspects[-1][0] <= _NEAR):
             self._acquit()
+        suspects = self._suspects
         suspects.append((number, payload))
-        self._evidence += not late
+        found = self._recall.of(number, self._next) if number < self._next else UNKNOWN
+        self._evidence += found != LOST
+        self._proofs += found not in (LOST, UNKNOWN)
         below = all(number < self._next for number, _ in suspects)
         self._doubted = now if below and self._evidence else math.inf
-        if self._evidence == _PROOF:
-            self._restart(suspects.copy(), now)
-        elif sum(len(payload) for _, payload in suspects) > self._limits.held_bytes:
+        if self._proofs == _PROOF or (self._evidence >= _PROOF and not self._may_ask(now)):
+            self._restart(suspects, now)
+        elif len(suspects) > _NEAR or sum(len(payload) for _, payload in suspects) > self._limits.held_bytes:
             self._acquit()
+        elif self._may_ask(now) and not self._unsure:
+            if self._asked is not None:
+                self._hang_up()
+            self._ask(now)
+            self._unsure = True
+
+    def _is_followed_by(self, number: int) -> bool:
+        """Returns whether those that are suspicious, and then a number that is not, are a reset."""
+        return self._proofs > 0 and 0 < number - self._suspects[-1][0] <= _NEAR
+
+    def _may_ask(self, now: float) -> bool:
+        """Returns whether a replay may tell if there was a reset."""
+        answers = self._replay and self._live and now >= max(self._deaf_until, self._trusted_until)
+        return answers and self._recall.newest(self._next) is not None
 
     def _acquit(self) -> None:
         """The publisher did not start again."""
         for number, _ in self._suspects:
             above = number > self._next + _FAR
             (self.counts.sequence_frame if above else self.counts.duplicate).add(1)
-        self._suspects.clear()
-        self._evidence = 0
+        self._suspects = []
+        self._evidence = self._proofs = 0
         self._doubted = math.inf
 
+    def _untold(self, now: float) -> None:
+        """No replay says whether there was a reset: numbers have to."""
+        self._unsure = False
+        self._trusted_until = max(self._trusted_until, now + _TRUST)
+        suspects, self._suspects = self._suspects, []
+        self._evidence = self._proofs = 0
+        run = self._recall
+        for number, payload in suspects:
+            if self._recall is run:
+                self._suspect(number, payload, now)
+            else:
+                self._arrive(number, payload, now)  # There was, by those before it.
+        if self._held and self._recall is run:
+            if self._is_followed_by(self._held.first):
+                self._replaced(now)
+            else:
+                self._acquit()
+
     def _restart(self, batches: list[tuple[int, bytes]], now: float) -> None:
+        """Begins anew, with these batches."""
+        self._came()
         while self._held:
             self._skip()
         if self._asked is not None:
@@ -324,6 +388,15 @@ class Stream:
         self._start()
         for number, payload in batches:
             self._arrive(number, payload, now)
+        if self._replay and not batches and now >= self._deaf_until:
+            self._ask(now, everything=True)
+
+    def _replaced(self, now: float) -> None:
+        """Begins anew, with everything that has come since that is not of the old sequence."""
+        batches, held = self._suspects, self._held
+        while held:
+            batches.append((held.first, held.pop()))
+        self._restart(batches, now)
 
     # -- what waits ------------------------------------------------------------------------------------------------
 
@@ -331,8 +404,6 @@ class Stream:
         """Applies what can be; if something still waits, sees whether it has waited long enough."""
         before = self._next
         limits, held = self._limits, self._held
-        if now < self._deaf_until:
-            self._unsure = False
         if not self._unsure:
             self._drain()
         if self._next != before:
@@ -341,7 +412,10 @@ class Stream:
             if self._asked is not None:
                 if len(held) <= limits.held and held.size <= limits.held_bytes:
                     return
-                self._skip()
+                if self._unsure:
+                    self._untold(now)
+                else:
+                    self._skip()
                 continue
             replay = self._replay and now >= self._deaf_until
             if self._since is None:
@@ -353,7 +427,7 @@ class Stream:
                 else:
                     self._skip()
                     self._since = held.since
-            elif replay and (self._unsure or self._next == _UNKNOWN):
+            elif replay and self._next == _UNKNOWN:
                 self._ask(now)
             else:
                 return
@@ -363,12 +437,11 @@ class Stream:
         while held and held.first == self._next:
             self._next += 1
             payload = held.pop()
-            self._recent.append(payload[:_BEGINNING])
+            self._recall.put(self._next - 1, payload)
             self._apply(payload)
 
     def _skip(self) -> None:
         """Gives up what is missing before the first batch that waits."""
-        self._unsure = False
         first = self._held.first
         if self._next == _UNKNOWN:
             self._next = self._joined = first
@@ -379,82 +452,107 @@ class Stream:
         """Gives up everything from next on, up to a number."""
         if self._joined is not None:
             self.counts.lost.add(max(end - max(self._next, self._joined), 0))
-        self._recent.extend([None] * min(end - self._next, _REMEMBERED))
+        self._recall.lose(self._next, end)
         self._next = end
 
     def _rest(self) -> None:
         """Sees what is left to be done."""
         if not self._held:
             self._since = None
-            if self._asked is not None and self._joined is not None:
+            if not (self._asked is None or self._joined is None or self._asked_all or self._unsure):
                 self._hang_up()
-        self._busy = bool(self._held or self._suspects) or self._unsure or self._asked is not None
+        idle = self._idle_from
+        first = self._replay and (not self._live or self.heard == self._idle_at)  # Of a sequence, or after silence.
+        self._busy = bool(self._held or self._suspects) or self._asked is not None or first
         if self._asked is not None:
             self.due = min(self._deadline, self._last_call)
-        elif self._since is not None:
-            self.due = self._since + self._limits.patience
         else:
-            self.due = math.inf
-        self.due = min(self.due, self._doubted + self._limits.doubt)
+            self.due = min(self._doubted + self._limits.doubt, idle)
+            if self._since is not None:
+                self.due = min(self.due, self._since + self._limits.patience)
+        self.due = min(self.due, self._ahead_until)
+
+    @property
+    def _idle_from(self) -> float:
+        """When it is asked whether the last batch was the last; infinite where it was asked, and nothing has come."""
+        if not self._replay or self._next == _UNKNOWN or self.heard is None or self.heard == self._idle_at:
+            return math.inf
+        return self.heard + self._limits.idle
 
     # -- replay ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, now: float, *, again: bool = False) -> None:
+    def _ask(self, now: float, *, everything: bool = False, again: bool = False, anything: bool = False) -> None:
         self._asked = max(self._next, 0)
         self._asked_next = self._next
         self._asked_top = self._held.last if self._held else self._next - 1
-        self._answered = False
+        self._asked_all, self._anything = everything, anything
+        self._answered = self._brought = False
         self._deadline = now + self._limits.silence
         if not again:
             self._last_call = now + self._limits.longest
-        # With the last one that was applied: if that is another now, so are all before it.
-        self._consumer.ask(self._asked - self._is_last_known)
-
-    @property
-    def _is_last_known(self) -> bool:
-        return bool(self._recent) and self._recent[-1] is not None
+        # With the last one that is known: if that is another now, so are all before it.
+        known = 0 if anything else self._recall.newest(self._next)
+        self._consumer.ask(self._asked if known is None else known)
 
     def _hang_up(self) -> None:
-        self._asked = None
+        self._asked, self._unsure = None, False
         self._consumer.hang_up()
 
     def _recover(self, number: int, payload: bytes, now: float) -> None:
         """Takes a batch that is missing. One that did not come live yet either is left to come, once anything has."""
         if self._asked is None:
             return
-        if number < self._asked:
-            if number == self._asked - 1 == self._next - 1:
-                self._compare(payload, now)
+        self._keeps = self._brought = True
+        if self._anything:
+            self._replaced(now)
             return
-        self._unsure = False
+        if number < self._asked:
+            self._compare(number, payload, now)
+            return
+        if self._unsure:  # It does not have the one that is known any more.
+            self._same(now)
         if not self._answered:
             self._answered = True
             self._begin(number)
-        ahead = self._joined is None
         if number < self._next or self._held.get(number) is not None:
             return
-        if number - self._next > _FAR or not (ahead or number <= self._top):
+        early = number > self._top and (self._asked_all or self._joined is None)
+        if number - self._next > _FAR or not (early or number <= self._top):
             return
-        if self._joined is not None and number >= self._joined:
+        if early and self._ahead.put(number, mark(payload)):
+            self._ahead_until = now + self._limits.silence
+        elif number >= self._since_joined:
             self.counts.recovered.add(1)
-        if ahead:
-            self._replayed[number] = _mark(payload)
         self._held.put(number, payload, now)
         self._deadline = now + self._limits.silence
         self._go_on(now)
-        if ahead:
-            self._ahead = self._next
+        if early:
+            self._ahead_next = self._next
 
-    def _compare(self, payload: bytes, now: float) -> None:
-        """Takes the batch again that was applied last; if it is another, the publisher has started again meanwhile."""
+    def _compare(self, number: int, payload: bytes, now: float) -> None:
+        """Takes a batch again that is known; if it is another, the publisher has started again meanwhile."""
+        found = self._recall.of(number, self._next)
+        if found in (UNKNOWN, LOST):
+            return
+        if found != mark(payload):
+            self._replaced(now)
+        elif self._unsure:
+            self._trusted_until = now + _TRUST
+            self._same(now)
+
+    def _same(self, now: float) -> None:
         self._unsure = False
-        if not self._is_last_known or self._recent[-1] == payload[:_BEGINNING]:
-            self._go_on(now)
-        else:
-            waiting: list[tuple[int, bytes]] = []
-            while self._held:
-                waiting.append((self._held.first, self._held.pop()))
-            self._restart(waiting, now)
+        self._acquit()
+        self._go_on(now)
+
+    @property
+    def _since_joined(self) -> float:
+        return math.inf if self._joined is None else self._joined
+
+    def _came(self) -> None:
+        """What a replay brought before it came live, and did not come since, was missed."""
+        self.counts.recovered.add(self._ahead.rest(self._since_joined))
+        self._ahead_next, self._ahead_until = _UNKNOWN, math.inf
 
     def _begin(self, number: int) -> None:
         """Takes the first answer's number: the publisher does not have anything below it any more."""
@@ -475,7 +573,21 @@ class Stream:
         held, asked_top = self._held, self._asked_top
         progress = self._next > self._asked_next
         nothing = silent and not progress
+        unsure, anything, gone = self._unsure, self._anything, not (silent or self._brought)
         self._hang_up()
+        if unsure:
+            if gone and self._keeps:
+                self._replaced(now)
+                return
+            if gone and not anything:
+                self._ask(now, again=True, anything=True)
+                self._unsure = True
+                return
+            if nothing:
+                self._deaf_until = now + self._limits.deaf
+            self._untold(now)
+            self._go_on(now)
+            return
         late = now >= self._last_call
         if held and (late or not (progress or held.first > asked_top)):
             if nothing:
@@ -487,12 +599,7 @@ class Stream:
             self._ask(now, again=True)
         elif self._joined is None and self._next != _UNKNOWN:
             self._joined = self._next
-            self._ahead_until = now + self._limits.silence
 
     def _unreadable(self, error: frames.UnreadableFramesError) -> None:
         counts = self.counts
         (counts.frame_count if error.reason == Reason.FRAME_COUNT else counts.sequence_frame).add(1)
-
-
-def _mark(payload: bytes) -> int:
-    return hash(payload[:_BEGINNING])

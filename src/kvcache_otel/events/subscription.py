@@ -132,12 +132,10 @@ class Subscription:
         """Returns a new socket that waits for nobody when it is closed, and takes nothing without bounds."""
         return Inlet(self._context, kind, waiting=waiting, most=most)
 
-    def begin(self, now: float) -> None:
-        """Asks for what was published before, where there is replay: an idle publisher would say nothing."""
+    def begin(self) -> None:
+        """Lets its worker be there, whether it is heard or not."""
         if not self.source.binds:
-            self._blamed()  # So that there is a worker, whether it is heard or not.
-        if self.source.replay:
-            self._feed("").stream.open(now)
+            self._blamed()
 
     def tick(self, now: float) -> float:
         """Does what is due; returns when something will be, infinite where only a message can change anything."""
@@ -215,6 +213,8 @@ class Subscription:
                     if wanted and not self._is_wanted(message[0], topic, now):
                         continue
                     feed = feeds.get(topic) or self._feed(topic)
+                    if inlet.sender != feed.sender:
+                        self._sent_by(inlet.sender, feed, now)
                     feed.stream.live(message, now)
                 if taken >= BYTES_PER_ROUND or time.monotonic() - began >= SECONDS_PER_ROUND:
                     return
@@ -227,10 +227,27 @@ class Subscription:
         if feed is None:
             held = max(self._limits.held_bytes // (len(self.feeds) + 1), min(LEAST_HELD, self._limits.held_bytes))
             limits = self._limits._replace(held_bytes=held)
+            # Of several topics, each is a publisher. Where they connect to us, each is a worker besides.
+            several = self.feeds and not self.source.binds
+            share = self.share.part(f"topic {printable(topic)!r}") if several else self.share
             feed = self.feeds[topic] = Feed(
-                self, self._named(topic), self._recorder, replay=self.source.replay, limits=limits
+                self, self._named(topic), share, self._recorder, replay=self.source.replay, limits=limits
             )
         return feed
+
+    def _sent_by(self, sender: int, feed: Feed, now: float) -> None:
+        """Says that two publishers send the same topic, if both are connected: nothing tells their batches apart."""
+        before, feed.sender = feed.sender, sender
+        if not feed.is_mixed and self._inlet.is_connected(before):
+            feed.is_mixed = True
+            self._recorder.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: "watch.sources"}).add(1)
+            self.tell(
+                logging.ERROR,
+                now,
+                "kvcache: source %r: several publishers send the same topic, and what is received of them is wrong; a "
+                "topic for each keeps them apart",
+                printable(feed.worker.name),
+            )
 
     def _named(self, topic: str) -> Worker:
         worker = self._worker(self.source, topic, self.share)
@@ -335,6 +352,8 @@ class Subscription:
     def _changed(self, event: int, now: float) -> None:
         if event & GREETED:
             self.greeted = True
+            if self.source.replay:  # An idle publisher would say nothing.
+                self._feed("").stream.connected(now)
             return
         if event & STRANGE:
             self._blamed().failed(Reason.OTHER, detail="nothing: a connection ended before it spoke ZeroMQ")
@@ -346,9 +365,6 @@ class Subscription:
             self._unreachable = False
             self._named_rest = NAMED_SECONDS
             self._foreign = None
-            if not self.source.binds:  # There, it may be anybody who came.
-                for feed in self.feeds.values():
-                    feed.stream.reconnected()
             if not self._probing and (self._wanted or not self._heard):
                 self._silent_until = now + SILENT_SECONDS
             self.tell(logging.INFO, now, "kvcache: source %r is connected at %s", name, printable(self.source.endpoint))
@@ -357,6 +373,8 @@ class Subscription:
             self.connections = max(self.connections - 1, 0)
             if not self.connections:
                 self._silent_until = float("inf")
+                for feed in self.feeds.values():
+                    feed.stream.disconnected()
             if not self.source.binds:
                 self._broken_off = now + BROKEN_OFF_SECONDS
             self.tell(

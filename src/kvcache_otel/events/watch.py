@@ -196,7 +196,7 @@ class Watch:
             return
         self._refused.pop(source, None)
         self.subscriptions[source] = subscription
-        subscription.begin(self._clock())
+        subscription.begin()
         self._due = 0.0
 
     def _end(self, source: Source) -> None:
