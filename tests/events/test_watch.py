@@ -883,6 +883,17 @@ def test_a_port_that_is_in_use_is_said_once_and_taken_when_it_is_free(
     assert len(said(caplog, "is left out")) == 1
 
 
+@pytest.mark.parametrize(("sources", "seconds"), [(1, 5.0), (50, 5.0), (100, 10.0)])
+def test_many_sources_that_cannot_be_reached_are_tried_less_often(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch, sources: int, seconds: float
+) -> None:
+    monkeypatch.setattr(watch_module, "RETRIES", 10)
+    driven.want(*(f"s{number}=tcp://127.0.0.1:1" for number in range(sources)))
+    inlets: list[Any] = [vars(subscription)["_inlet"] for subscription in driven.watch.subscriptions.values()]
+    assert {inlet.socket.getsockopt(zmq.RECONNECT_IVL_MAX) for inlet in inlets} == {seconds * 1000}
+    assert len(inlets) == sources
+
+
 def test_sources_that_are_left_out_are_tried_again_a_few_at_a_time(
     driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -891,9 +902,9 @@ def test_sources_that_are_left_out_are_tried_again_a_few_at_a_time(
     tried: list[str] = []
 
     class Tried(Subscription):
-        def __init__(self, context: Any, source: Source, *more: Any) -> None:
+        def __init__(self, context: Any, source: Source, *more: Any, **named: Any) -> None:
             tried.append(source.name)
-            super().__init__(context, source, *more)
+            super().__init__(context, source, *more, **named)
 
     monkeypatch.setattr(watch_module, "Subscription", Tried)
     blocker = driven.context.socket(zmq.PULL)
@@ -1055,7 +1066,7 @@ def test_sources_that_come_and_go_a_thousand_times_leave_nothing(driven: Driven)
     assert not watch._users
     assert not watch._whose
     assert not watch._readers
-    assert not watch._poller.sockets
+    assert not watch._dues
     assert not driven.watch.index.workers
     assert _series(driven) == rows
     assert driven.watch.index._room.owners == 1024  # pyright: ignore[reportPrivateUsage]

@@ -89,6 +89,8 @@ class Subscription:
         register: Register,
         limits: Limits,
         names: Names,
+        *,
+        retry_seconds: float,
     ) -> None:
         """Args:
         context: ZeroMQ's.
@@ -99,6 +101,7 @@ class Subscription:
         register: Sees to it that a socket's function is called when something has come; None for no more.
         limits: How much each stream may let wait.
         names: Knows what hosts are.
+        retry_seconds: Between two times that it is tried to be connected, at the most.
 
         Raises:
             zmq.ZMQError: There is no such endpoint.
@@ -108,6 +111,7 @@ class Subscription:
         self.names = names
         self.share = share
         self.register = register
+        self._retry_seconds = retry_seconds
         self.connections = 0
         self.greeted = False
         self.feeds: dict[str, Feed] = {}
@@ -130,7 +134,7 @@ class Subscription:
 
     def open(self, kind: int, waiting: int, most: int) -> Inlet:
         """Returns a new socket that waits for nobody when it is closed, and takes nothing without bounds."""
-        return Inlet(self._context, kind, waiting=waiting, most=most)
+        return Inlet(self._context, kind, waiting=waiting, most=most, retry_seconds=self._retry_seconds)
 
     def begin(self, now: float) -> None:
         """Asks for what was published before, where there is replay: an idle publisher would say nothing."""
