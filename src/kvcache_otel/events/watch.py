@@ -161,9 +161,10 @@ class Watch:
     def _look(self, now: float) -> None:
         if now >= self._look_at:
             self._look_at, self._anybody = now + LOOK_SECONDS, False
-            for subscription in self.subscriptions.values():
+            for source, subscription in self.subscriptions.items():
                 if subscription.connections or subscription.feeds:  # Nothing waits of those that cannot be reached.
                     self._anybody = True
+                    self._touched[source] = None  # It may be broken off.
                     subscription.look(now)
         if now >= self._bound_at:
             self._bound_at = now + BOUND_SECONDS
