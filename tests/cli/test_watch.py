@@ -573,7 +573,7 @@ def test_a_missing_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     [line] = err.splitlines()
     assert line.startswith("kvcache-otel watch: ")
     assert module in line
-    assert line.endswith("pip install 'kvcache-otel[watch]'")
+    assert line.endswith("install the extra 'watch': pip install 'kvcache-otel[watch]', in a checkout of it '.[watch]'")
 
 
 def test_a_missing_table_library_is_missed_in_a_terminal_alone(
@@ -585,7 +585,7 @@ def test_a_missing_table_library_is_missed_in_a_terminal_alone(
     status, _, err = run(capsys, "tcp://h:1")
     assert status == 2
     assert "rich" in err
-    assert err.endswith("pip install 'kvcache-otel[watch]'\n")
+    assert "install the extra 'watch': " in err
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------

@@ -209,7 +209,81 @@ def test_sources_of_one_name_and_one_rank_are_added_up_and_said(
     assert len(said(caplog, "their rows are added up")) == 1
 
 
-def test_a_rank_that_moves_to_another_source_goes_on(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_a_source_end_with_it_though_its_worker_has_another(driven: Driven) -> None:
+    stays, leaves = driven.publisher(rank=0), driven.publisher(rank=1)
+    texts = [f"w={publisher.endpoint}?engine=vllm" for publisher in (stays, leaves)]
+    driven.want(*texts)
+    driven.subscribed(stays, leaves)
+    for publisher in (stays, leaves):
+        publisher.publish(stored([1, 2]), stored([3], "CPU"))
+    specs = [spec for spec in ABOUT_WORKERS if semconv.KVCACHE_RANK_DP in spec.attributes]
+
+    def ranks() -> dict[str, set[Any]]:
+        return {spec.name: {row.attributes[RANK] for row in driven.recorder.points(spec)} for spec in specs}
+
+    driven.until(lambda: driven.agrees("w", stays.expected) and driven.agrees("w", leaves.expected, 1))
+    assert set(map(frozenset, ranks().values())) == {frozenset({0, 1})}
+    driven.want(texts[0])
+    assert set(map(frozenset, ranks().values())) == {frozenset({0})}
+    assert driven.agrees("w", stays.expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [("?engine=vllm", {"host"}), ("?engine=vllm&clears=all", set()), ("?engine=sglang&clears=device", {"host"})],
+)
+def test_what_a_source_says_that_all_blocks_cleared_clears(driven: Driven, options: str, left: set[str]) -> None:
+    publisher = driven.publisher()
+    driven.want(f"w={publisher.endpoint}{options}")
+    driven.subscribed(publisher)
+    publisher.publish(stored([1, 2]), stored([3, 4], "CPU"))
+    driven.until(lambda: driven.resident("w") == {(0, "device"): 2, (0, "host"): 2})
+    publisher.publish(CLEARED)
+    driven.until(lambda: driven.resident("w").get((0, "device")) == 0)
+    assert {tier for (_, tier), blocks in driven.resident("w").items() if blocks} == left
+
+
+CHANGES = {
+    "another rank says it": ("", "{}\nw={}?block_size=16", True),
+    "the engine that it is": ("?engine=vllm", "{}?engine=auto", True),
+    "the engine that is found out": ("", "{}?engine=vllm", True),
+    "another engine": ("?engine=vllm", "{}?engine=sglang", False),
+    "what its engine clears": ("?engine=vllm", "{}?engine=vllm&clears=device", True),
+    "what it has not cleared": ("?engine=vllm", "{}?engine=vllm&clears=all", False),
+    "its topic": ("", "{}?topic=kv", False),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "stays"), CHANGES.values(), ids=CHANGES)
+def test_a_source_goes_on_unless_what_its_books_hang_on_changes(
+    driven: Driven, before: str, after: str, stays: bool
+) -> None:
+    publisher, other = driven.publisher(topic=b"kv"), driven.publisher(rank=1)
+    bystander = driven.publisher()
+    apart = f"apart={bystander.endpoint}"
+    driven.want(f"w={publisher.endpoint}{before}", apart)
+    driven.subscribed(publisher, bystander)
+    publisher.publish(stored([1, 2, 3]))
+    bystander.publish(stored([1]))
+    driven.until(lambda: driven.agrees("w", publisher.expected) and driven.agrees("apart", bystander.expected))
+    kept = list(driven.watch.subscriptions.values())
+    driven.want(*f"w={after.format(publisher.endpoint, other.endpoint)}".splitlines(), apart)
+    now = list(driven.watch.subscriptions.values())
+    assert [one in now for one in kept] == [stays, True]
+    assert driven.watch.subscriptions.keys() == {subscription.source for subscription in now}
+    if not stays:
+        publisher.expected = Expected()
+        driven.until(lambda: sum(one.startswith(b"\x01") for one in publisher.subscriptions) > 1)
+    publisher.publish(stored([4]), removed([4]), stored([5]))
+    driven.until(lambda: driven.agrees("w", publisher.expected))
+    assert driven.agrees("apart", bystander.expected)
+    driven.want()
+    assert not driven.watch.index.workers
+
+
+def test_a_rank_ends_with_the_only_source_that_told_it_and_begins_with_another(
+    driven: Driven, caplog: pytest.LogCaptureFixture
+) -> None:
     before, stays, after = driven.publisher(rank=1), driven.publisher(rank=0), driven.publisher(rank=1)
     texts = [f"w={publisher.endpoint}?engine=vllm" for publisher in (before, stays, after)]
     for wanted, publisher in ((texts[:2], before), (texts[1:], after)):
@@ -220,7 +294,7 @@ def test_a_rank_that_moves_to_another_source_goes_on(driven: Driven, caplog: pyt
         publisher.publish(removed([1, 2, 3]))  # What is left of 1 is its second copy.
         driven.until(lambda: driven.resident("w").get((1, "device")) == 1)
     events = driven.rows(semconv.EVENTS, RANK, TYPE, MEDIUM, worker="w")
-    assert events[1, "block_stored", "device"] == 4, "counters go on"
+    assert events[1, "block_stored", "device"] == 2, "those of the other source"
     assert not said(caplog, "added up")
     room = driven.watch.index._room  # pyright: ignore[reportPrivateUsage]
     assert room.owners == 1024 - 1, "it needs no more room than before"
@@ -832,8 +906,8 @@ def test_sources_are_replaced_while_it_runs_and_a_release_ends_rows(driven: Driv
     before = driven.watch.index.workers["b"]
     driven.want(*texts[1:], *texts[1:])
     assert driven.watch.index.workers["b"] is before
-    # Other options are another source: it begins anew.
-    driven.want(texts[1] + "&block_size=8", texts[2])
+    # Another topic is another connection: it begins anew.
+    driven.want(texts[1] + "&topic=x", texts[2])
     assert driven.watch.index.workers["b"] is not before
     assert driven.resident("b") == {}
     driven.want()
@@ -850,7 +924,7 @@ def test_one_rank_of_a_worker_goes_and_the_other_stays(driven: Driven) -> None:
         publisher.publish(stored([1, 2]))
     driven.until(lambda: driven.resident("w") == {(0, "device"): 2, (1, "device"): 2})
     driven.want(texts[1])
-    assert driven.resident("w") == {(0, "device"): 0, (1, "device"): 2}
+    assert driven.resident("w") == {(1, "device"): 2}
     ranks[1].publish(stored([3]))
     driven.until(lambda: driven.agrees("w", ranks[1].expected, 1))
     assert driven.batches("w")[1] == ZERO
@@ -932,7 +1006,7 @@ def test_other_options_for_publishers_that_connect_to_us(driven: Driven) -> None
     driven.want(f"in=tcp://*:{port}")
     publisher = driven.publisher(connect=f"tcp://127.0.0.1:{port}", topic=b"t")
     driven.subscribed(publisher)
-    driven.want(f"in=tcp://*:{port}?engine=vllm")  # The port is free a moment later.
+    driven.want(f"in=tcp://*:{port}?engine=vllm&topic=t")  # The port is free a moment later.
     driven.until(lambda: len(publisher.subscriptions) > 1)
     publisher.publish(stored([1]))
     driven.until(lambda: driven.agrees("in/t", publisher.expected))

@@ -32,7 +32,10 @@ ROUND_SECONDS = 0.25
 LIVE_SECONDS, LINES_SECONDS = 1.0, 10.0
 """Between two tables in a terminal, and between two lots of lines in a pipe."""
 
-SOURCE = "[name=]tcp://host:port[?engine=auto|vllm|sglang&replay=tcp://host:port&topic=TOPIC&block_size=TOKENS]"
+SOURCE = (
+    "[name=]tcp://host:port[?engine=auto|vllm|sglang&replay=tcp://host:port&topic=TOPIC&block_size=TOKENS"
+    "&clears=all|device]"
+)
 
 
 def add_to(commands: Commands) -> None:
@@ -82,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
 
             del rich
     except ImportError as error:
-        print(f"kvcache-otel watch: {error}: pip install 'kvcache-otel[watch]'", file=sys.stderr)
+        how = "install the extra 'watch': pip install 'kvcache-otel[watch]', in a checkout of it '.[watch]'"
+        print(f"kvcache-otel watch: {error}: {how}", file=sys.stderr)
         return 2
     del msgspec, zmq
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=_handlers())

@@ -101,12 +101,17 @@ class Watch:
     def want(self, sources: Iterable[Source]) -> None:
         """Subscribes to these sources and to no others. What cannot be subscribed to is said once, and tried again.
 
+        A source that is connected as before goes on with its books, unless its events have meant something else.
+
         Args:
             sources: Those that there are; none of them a name that is still to be resolved.
         """
         wanted = dict.fromkeys(sources)
+        connections = {source.connection: source for source in wanted}
         for source in [source for source in self.subscriptions if source not in wanted]:
-            self._end(source)
+            now = connections.get(source.connection)
+            if now is None or not self._goes_on(source, now):
+                self._end(source)
         self._refused = {source: None for source in self._refused if source in wanted}
         for source in wanted:
             if source not in self.subscriptions and source not in self._refused:
@@ -234,6 +239,25 @@ class Watch:
         subscription.begin(self._clock())
         self._dues[source] = self._due = 0.0
 
+    def _goes_on(self, source: Source, now: Source) -> bool:
+        """Has a subscription go on as a source with the same connection; returns whether its books can, too."""
+        subscription = self.subscriptions[source]
+        for name in subscription.workers:
+            worker = self.index.workers.get(name)
+            if worker is not None and not worker.change(now.engine, now.block_size, now.clears_device_only):
+                _logger.warning(
+                    "kvcache: source %r is said to mean something else by its events: it begins anew",
+                    printable(now.name),
+                )
+                return False
+        self.subscriptions[now] = self.subscriptions.pop(source)
+        self._dues[now] = self._dues.pop(source, 0.0)
+        subscription.source = now
+        for socket, (reader, of) in self._readers.items():
+            if of == source:
+                self._readers[socket] = reader, now
+        return True
+
     def _end(self, source: Source) -> None:
         subscription = self.subscriptions.pop(source)
         self._dues.pop(source, None)
@@ -256,7 +280,11 @@ class Watch:
         worker = self.index.workers.get(name)
         if worker is None:
             worker = self.index.add(
-                name, engine=source.engine, block_size=source.block_size, clears_device_only=None, share=share
+                name,
+                engine=source.engine,
+                block_size=source.block_size,
+                clears_device_only=source.clears_device_only,
+                share=share,
             )
         return worker
 
