@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.ending import Stop, seconds
-from kvcache_otel.cli.watch_output import LogHandler
+from kvcache_otel.cli.watch_output import LogHandler, OutputError
 from kvcache_otel.export.settings import Settings
 
 if TYPE_CHECKING:
@@ -107,7 +107,18 @@ def run(options: argparse.Namespace) -> int:
     discovery = Discovery(given, options.sources)
     if not discovery.found and discovery.problems and not any(source.is_many for source in given):
         return 2  # It has said why. What is not there when it starts is more likely wrong than late.
-    return _watch(options, discovery)
+    try:
+        return _watch(options, discovery)
+    except OutputError as error:
+        _flush()
+        print(f"kvcache-otel watch: standard output cannot be written: {error}", file=sys.stderr)
+        return 1
+
+
+def _flush() -> None:
+    """Waits until the log is written, so that what is said next comes after it."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def _handlers() -> list[logging.Handler] | None:
@@ -158,7 +169,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     next_view = time.monotonic() + every
     reached = True
     try:
-        with view(recorder, watch, once=options.once) as show:
+        with view(recorder, watch, once=options.once, asked=lambda: stop.asked) as show:
             while not stop.asked and (now := time.monotonic()) < end:
                 found = discovery.found
                 if found is not known:
@@ -178,8 +189,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
             exporter.stop(1.0)
         watch.close()
     if options.once and not (reached or stop.asked):
-        for handler in logging.getLogger().handlers:
-            handler.flush()
+        _flush()
         print("kvcache-otel watch: no source was connected", file=sys.stderr)
         return 1
     return 0
