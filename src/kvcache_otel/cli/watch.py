@@ -121,6 +121,13 @@ def _flush() -> None:
         handler.flush()
 
 
+def _settle() -> None:
+    """Has the log say what it has kept back of late."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogHandler):
+            handler.settle()
+
+
 def _handlers() -> list[logging.Handler] | None:
     """Returns what the log goes to; None for standard error as it is."""
     try:
@@ -178,6 +185,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
                 found_wrong, before = discovery.complaints, found_wrong
                 complaints.add(found_wrong - before)
                 watch.poll(min(ROUND_SECONDS, end - now))
+                _settle()
                 if time.monotonic() >= next_view:
                     show(last=False)
                     next_view = time.monotonic() + every

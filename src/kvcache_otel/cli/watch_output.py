@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.beside import Log, write
+from kvcache_otel.cli.repeated import Repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -184,9 +185,18 @@ class LogHandler(logging.Handler):
         super().__init__()
         self._writer = Writer(sys.stderr, LOGGED)
         self._log = Log(self._writer.put)
+        self._repeated = Repeated(self._write)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Has a line written as soon as it is read; says how many were not."""
+        """Has a line written as soon as it is read; says how many were not, or were like others before them."""
+        self._repeated.line(record)
+
+    def settle(self) -> None:
+        """Says how many lines were like others before them, as soon as their time is over."""
+        with self._locked():
+            self._repeated.settle()
+
+    def _write(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
         except Exception:
@@ -210,4 +220,14 @@ class LogHandler(logging.Handler):
 
     def flush(self) -> None:
         """Waits until all is written, but not for long."""
+        with self._locked():
+            self._repeated.settle(at_once=True)
         self._writer.end(LAST_SECONDS)
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
