@@ -411,8 +411,16 @@ class Subscription:
 
     def _connect_again(self, now: float) -> None:
         if self._resting == float("inf"):
-            self._blamed().failed(
-                Reason.OTHER, detail=f"more than {LARGEST // 2**20} MiB at once, or what is not of ZeroMQ; broken off"
+            # ZeroMQ would connect again to a publisher that is gone: it was ZeroMQ that has broken off.
+            self._blamed().count(Reason.OTHER)
+            self.tell(
+                logging.WARNING,
+                now,
+                "kvcache: source %r at %s was broken off by ZeroMQ, since a frame had more than %d MiB, or what came was "
+                "not ZeroMQ's; connected again",
+                printable(self.source.name),
+                printable(self.source.endpoint),
+                LARGEST // 2**20,
             )
             self._probing = False
             self._inlet.close()  # To disconnect a socket that has a message half read can abort us.

@@ -190,6 +190,7 @@ class Worker:
         if owner is None:
             if len(owners) >= MOST_RANKS:
                 rank = MORE
+                self._say_united(share)
             owner = owners.get(rank)
             if owner is None:
                 self._look_for_another(rank, share)
@@ -328,6 +329,16 @@ class Worker:
         if self._block_size is not None:
             owner.resize(Tier.DEVICE, self._block_size)
         return owner
+
+    def _say_united(self, share: Share) -> None:
+        if "united" not in self._said:
+            self._said.add("united")
+            _logger.warning(
+                "kvcache: source %s names more than %d ranks: the others have one book, in which a block that several of "
+                "them hold counts once",
+                share.source,
+                MOST_RANKS,
+            )
 
     def _look_for_another(self, rank: int, share: Share) -> None:
         """Counts two sources that are one worker and say that they are one rank, and says it once."""
