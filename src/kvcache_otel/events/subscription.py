@@ -416,8 +416,8 @@ class Subscription:
             self.tell(
                 logging.WARNING,
                 now,
-                "kvcache: source %r at %s was broken off by ZeroMQ, since a frame had more than %d MiB, or what came was "
-                "not ZeroMQ's; connected again",
+                "kvcache: source %r at %s was broken off by ZeroMQ, since a frame had more than %d MiB, or "
+                "what came was not ZeroMQ's; connected again",
                 printable(self.source.name),
                 printable(self.source.endpoint),
                 LARGEST // 2**20,

@@ -334,8 +334,8 @@ class Worker:
         if "united" not in self._said:
             self._said.add("united")
             _logger.warning(
-                "kvcache: source %s names more than %d ranks: the others have one book, in which a block that several of "
-                "them hold counts once",
+                "kvcache: source %s names more than %d ranks: the others have one book, in which a block that several "
+                "of them hold counts once",
                 share.source,
                 MOST_RANKS,
             )
