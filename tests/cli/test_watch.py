@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import zmq
+from rich.cells import cell_len
 
 from kvcache_otel.cli import command, watch_view
+from kvcache_otel.cli.repeated import FIRST
 from kvcache_otel.cli.watch_fit import SHORTEST_NAME, fit, shortened
+from kvcache_otel.cli.watch_output import UNREAD_SECONDS
 from kvcache_otel.events.counts import CELLS
 from kvcache_otel.events.index import BlockIndex, series
 from kvcache_otel.events.watch import Watch
@@ -255,6 +258,89 @@ def test_a_log_that_nobody_reads_holds_nothing_up(publisher: FakePublisher) -> N
         os.close(reading)
 
 
+def test_thousands_of_lines_in_the_same_words_are_few(tmp_path: Path) -> None:
+    file = tmp_path / "sources"
+    file.write_text("".join(f"s{number}=tcp://127.0.0.1:1?topic=t{number}\n" for number in range(200)))
+    with watching("--sources", str(file)) as it:
+        it.says("more lines like this: source 's.*' cannot be reached at ")
+        assert it.end(signal.SIGTERM) < SOON
+    assert len([line for line in it.err if "cannot be reached" in line]) == FIRST + 1
+    assert len([line for line in it.err if "released" in line]) == FIRST + 1
+    assert re.search(f"{200 - FIRST} more lines like this: worker 's\\d+' released, with 0 blocks", "".join(it.err))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a pipe's size can be set on Linux alone")
+@pytest.mark.parametrize("told", [False, True], ids=["for seconds", "until a signal"])
+def test_a_table_that_nobody_reads_is_given_up(publisher: FakePublisher, told: bool) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096) - 1))
+    process = subprocess.Popen(
+        [*PROGRAM, "watch", "--once", "--seconds", "1", f"a={publisher.endpoint}"],
+        env=environ(),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
+    try:
+        subscribed(publisher)
+        time.sleep(2.5)
+        assert process.poll() is None, "somebody may still read it"
+        if told:
+            process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == (0 if told else 1)
+        if told:
+            assert time.monotonic() - began < UNREAD_SECONDS - 3
+        else:
+            assert "standard output cannot be written: nobody has read it for 10 s" in err.splitlines()[-1]
+        assert "Traceback" not in err
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
+
+
+def test_a_long_table_is_whole_however_slowly_it_is_read(tmp_path: Path) -> None:
+    names = [f"a-source-with-a-name-that-makes-the-table-long-{number}" for number in range(1500)]
+    file = tmp_path / "sources"
+    file.write_text("".join(f"{name}=tcp://127.0.0.1:1\n" for name in names))
+    process = subprocess.Popen(
+        [*PROGRAM, "watch", "--once", "--seconds", "0.5", "--sources", str(file)],
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        time.sleep(4)
+        read = process.stdout.read(100)
+        time.sleep(2)
+        read += process.stdout.read()
+    head, *found = read.decode().splitlines()
+    assert head.split()[:2] == ["worker", "rank"]
+    assert sorted(line.split()[0] for line in found) == sorted(names)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is nothing that is always full")
+@pytest.mark.parametrize("arguments", [("--once", "--seconds", "1"), ("--every", "0.1")])
+def test_what_cannot_be_written_is_said(publisher: FakePublisher, arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*PROGRAM, "watch", *arguments, f"a={publisher.endpoint}"],
+            env=environ(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last == "kvcache-otel watch: standard output cannot be written: No space left on device"
+
+
 class Terminal:
     """A watch in a terminal of its own, and what it has written there.
 
@@ -365,6 +451,32 @@ def test_a_live_table_says_what_it_has_no_room_for(publisher: FakePublisher) -> 
         assert {"worker", "rank", "device", "host", "lost", "failures"} <= {*head.split()}
         assert max(len(head.rstrip()), len(row.rstrip()), len(left_out.rstrip()) + 13) <= 80
         assert re.match(r"inference-\S*…\S*name-0 ", row)
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_the_table_of_a_terminal_fits_and_that_of_a_pipe_is_whole(publisher: FakePublisher, term: str) -> None:
+    name = "inference-engine-of-a-pod-with-a-long-name-名-0"
+    arguments = "--once", "--seconds", "2", f"{name}={publisher.endpoint}"
+    with closing(Terminal(*arguments, COLUMNS="80", TERM=term)) as it:
+        subscribed(publisher)
+        publisher.publish(stored(list(range(1234))), stored([1], "CPU"), stored([1], "DISK"))
+        wait_until(lambda: it.shown(r"no room for: .*\n"))
+        lines = it.screen.replace("\r", "").splitlines()
+        table = lines[next(place for place, line in enumerate(lines) if line.startswith("worker ")) :][:3]
+        assert all(cell_len(line) <= 80 for line in table)
+        assert re.match(r"inferen\S*…\S*名-0 +0 .* 1,234 ", table[1])
+        assert re.match("no room for: .*duplicate", table[2])
+    whole = subprocess.run(
+        [*PROGRAM, "watch", *arguments],
+        env=environ(COLUMNS="40", PYTHONIOENCODING="utf-8"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=60,
+        check=True,
+    ).stdout.decode()
+    head, row = whole.splitlines()
+    assert head.split() == ["worker", "rank", "state", "device", "failures"]
+    assert row.split()[0] == name
 
 
 def test_a_dumb_terminal_gets_lines(publisher: FakePublisher) -> None:
@@ -573,7 +685,7 @@ def test_a_missing_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     [line] = err.splitlines()
     assert line.startswith("kvcache-otel watch: ")
     assert module in line
-    assert line.endswith("pip install 'kvcache-otel[watch]'")
+    assert line.endswith("install the extra 'watch': pip install 'kvcache-otel[watch]', in a checkout of it '.[watch]'")
 
 
 def test_a_missing_table_library_is_missed_in_a_terminal_alone(
@@ -585,7 +697,7 @@ def test_a_missing_table_library_is_missed_in_a_terminal_alone(
     status, _, err = run(capsys, "tcp://h:1")
     assert status == 2
     assert "rich" in err
-    assert err.endswith("pip install 'kvcache-otel[watch]'\n")
+    assert "install the extra 'watch': " in err
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------

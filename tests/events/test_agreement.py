@@ -33,6 +33,12 @@ A = "pod=tcp://h:1"
             "worker; the one at tcp://h:2 is left out",
         ),
         (
+            f"{A}?clears=all",
+            "pod=tcp://h:2?clears=device",
+            "source 'pod' at tcp://h:2 has clears=device, and at tcp://h:1 clears=all: sources of one name are one "
+            "worker; the one at tcp://h:2 is left out",
+        ),
+        (
             "tcp://h:1",
             "tcp://h:1?topic=x",
             "source 'tcp://h:1' is there twice at tcp://h:1, the second time with topic=x",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvcache_otel.events import discovery as discovery_module
-from kvcache_otel.events.discovery import LARGEST_FILE, MOST_SOURCES, UNSETTLED, Discovery
+from kvcache_otel.events.discovery import LARGEST_FILE, MISSED, MOST_SOURCES, UNFINISHED, UNSETTLED, Discovery
 from kvcache_otel.events.few import FEW
 from kvcache_otel.events.names import MOST_AT_ONCE
 from kvcache_otel.events.source import Source, parse
@@ -66,8 +66,8 @@ def sources(*texts: str) -> tuple[Source, ...]:
 def changed(discovery: Discovery, file: Path, content: str | bytes) -> None:
     """Writes the file, and looks until it is taken over."""
     file.write_bytes(content.encode() if isinstance(content, str) else content)
-    discovery.look(names=False)
-    discovery.look(names=False)
+    for _ in range(2 if file.read_bytes().endswith(b"\n") else UNFINISHED):
+        discovery.look(names=False)
 
 
 def many(resolver: FakeResolver, *texts: str) -> Discovery:
@@ -92,7 +92,7 @@ def test_a_file_that_changes(file: Path, caplog: pytest.LogCaptureFixture) -> No
     assert discovery.found == sources(C, A)
     changed(discovery, file, f"{A}?engine=vllm\n{B}\r\n")
     assert discovery.found == sources(C, f"{A}?engine=vllm", B)
-    changed(discovery, file, "")
+    changed(discovery, file, "# none\n")
     assert discovery.found == sources(C)
     assert caplog.messages == []
     assert discovery.problems == []
@@ -124,6 +124,81 @@ def test_a_file_that_is_about_to_be_written_takes_nothing_away(file: Path) -> No
     file.write_text("")
     discovery.look(names=False)
     assert discovery.found == sources(A, B, C)
+
+
+def test_a_line_that_is_half_written_is_not_taken_until_nobody_writes_any_more(file: Path) -> None:
+    file.write_text(f"{A}\n")
+    discovery = Discovery((), file)
+    whole = f"{A}\nb=tcp://10.0.0.2:5557\n"
+    file.write_text(whole[:-3])
+    for _ in range(UNFINISHED - 1):
+        discovery.look(names=False)
+        assert discovery.found == sources(A)
+    file.write_text(whole[:-1])  # It is as good as new.
+    for _ in range(UNFINISHED - 1):
+        discovery.look(names=False)
+        assert discovery.found == sources(A)
+    discovery.look(names=False)
+    assert discovery.found == sources(A, "b=tcp://10.0.0.2:5557")
+    file.write_text(f"{A}\n")
+    discovery.look(names=False)
+    discovery.look(names=False)
+    assert discovery.found == sources(A), "a whole line needs two looks"
+
+
+def test_a_half_written_line_whose_file_is_touched_again_is_waited_for(file: Path) -> None:
+    file.write_text(f"{A}\n")
+    discovery = Discovery((), file)
+    file.write_text(B)
+    for look in range(2 * UNFINISHED):
+        os.utime(file, (look, look))
+        discovery.look(names=False)
+        assert discovery.found == sources(A)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b" \n\n", "it is empty"),
+        (b"a=tdp://10.0.0.1:5557\n", "not one of its lines is a source: "),
+        (b"\0" * 100, "cannot be read: there are zero bytes in it"),
+        (f"{B}\n".encode("utf-16"), "cannot be read: it is UTF-16, and not UTF-8"),
+        (f"{B}\n".encode("utf-16-le"), "cannot be read: there are zero bytes in it"),
+    ],
+)
+def test_a_file_in_which_there_is_nothing_any_more_is_said_and_takes_nothing_away(
+    file: Path, caplog: pytest.LogCaptureFixture, content: bytes, why: str
+) -> None:
+    file.write_text(f"{A}\n")
+    discovery = Discovery((), file)
+    file.write_bytes(content)
+    for _ in range(2 * UNFINISHED):
+        discovery.look(names=False)
+        assert discovery.found == sources(A)
+    [said] = caplog.messages
+    assert said.startswith(f"kvcache: the sources in {str(file)!r} stay, since ")
+    assert why in said
+    assert discovery.problems == [said.removeprefix("kvcache: ")]
+    assert discovery.complaints == 1
+    changed(discovery, file, f"{A}\n")
+    assert (discovery.found, discovery.problems) == (sources(A), [])
+    file.write_bytes(content)
+    discovery.look(names=False)
+    discovery.look(names=False)
+    changed(discovery, file, f"{B}\n")
+    assert (discovery.found, discovery.problems) == (sources(B), [])
+
+
+def test_an_address_that_is_not_in_every_answer_stays(caplog: pytest.LogCaptureFixture) -> None:
+    resolver = FakeResolver(pods=["10.0.0.1", "10.0.0.2"])
+    discovery = many(resolver, "p=dns+tcp://pods:7")
+    found = discovery.found
+    for look in range(4 * MISSED):
+        resolver.answers["pods"] = ["10.0.0.2"] if look % MISSED else ["10.0.0.1"]
+        discovery.look(names=True)
+        assert discovery.found is found
+    assert caplog.messages == []
 
 
 def test_a_file_with_the_time_in_it_is_taken_over(file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,7 +243,7 @@ def test_a_source_that_is_there_twice_is_there_once_and_is_said(file: Path, capl
     for _ in range(3):
         discovery.look(names=True)
     assert discovery.complaints == 3
-    changed(discovery, file, "")
+    changed(discovery, file, "# none\n")
     assert discovery.problems == []
     changed(discovery, file, f"{A}\n")
     assert len(caplog.messages) == discovery.complaints == 4, "it is said again when it is there again"
@@ -341,7 +416,8 @@ def test_looks_that_find_nothing_new_add_nothing_up(file: Path, monkeypatch: pyt
         for _ in range(3):
             discovery.look(names=True)
     resolver.answers["pods"] = ["10.0.0.2"]
-    discovery.look(names=True)
+    for _ in range(MISSED):
+        discovery.look(names=True)
     assert names(discovery) == ["a", "p/10.0.0.2:7"]
 
 
@@ -360,11 +436,16 @@ def test_a_name_resolves_to_many_to_others_and_to_none(caplog: pytest.LogCapture
     resolver.answers["pods"] = ["10.0.0.2"]
     discovery.look(names=False)
     assert discovery.found == (*three, *sources(A))
+    for _ in range(MISSED - 1):
+        discovery.look(names=True)
+        assert discovery.found == (*three, *sources(A))
     discovery.look(names=True)
     assert discovery.found == (three[1], *sources(A))
     assert caplog.messages == []
     resolver.answers["pods"] = []
-    discovery.look(names=True)
+    for _ in range(MISSED):
+        assert discovery.found == (three[1], *sources(A))
+        discovery.look(names=True)
     assert discovery.found == sources(A)
     assert caplog.messages == ["kvcache: source 'p' resolves to nothing"]
 
@@ -374,12 +455,13 @@ def test_a_name_that_cannot_be_resolved_keeps_what_it_was(caplog: pytest.LogCapt
     discovery = many(resolver, "p=dns+tcp://pods:7", "o=dns+tcp://others:7")
     resolver.answers["pods"] = socket.gaierror(-2, "Name or service not known")
     resolver.answers["others"] = ["10.0.0.8"]
-    for _ in range(3):
+    for _ in range(MISSED + 1):
         discovery.look(names=True)
     assert names(discovery) == ["p/10.0.0.1:7", "o/10.0.0.8:7"]
     assert caplog.messages == ["kvcache: source 'p' cannot be resolved: [Errno -2] Name or service not known"]
     resolver.answers["pods"] = ["10.0.0.3"]
-    discovery.look(names=True)
+    for _ in range(MISSED):
+        discovery.look(names=True)
     assert names(discovery) == ["p/10.0.0.3:7", "o/10.0.0.8:7"]
     assert discovery.problems == []
 

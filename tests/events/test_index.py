@@ -552,7 +552,7 @@ def test_workers_for_whom_there_is_no_room_are_added_up(lines: pytest.LogCapture
     assert received.recorder.dropped("label_overflow").value == 0
 
 
-def test_ranks_that_a_publisher_makes_up(received: Received) -> None:
+def test_ranks_that_a_publisher_makes_up(received: Received, caplog: pytest.LogCaptureFixture) -> None:
     clever, honest = received.index.add("clever"), received.index.add("honest")
     for rank in range(2 * MOST_RANKS):
         clever.receive(batch(stored([rank]), rank=rank))
@@ -561,6 +561,9 @@ def test_ranks_that_a_publisher_makes_up(received: Received) -> None:
     assert received.resident["honest", 0, "device"] == 2
     assert sum(value for (name, _, _), value in received.resident.items() if name != "honest") == 2 * MOST_RANKS
     assert len(received.resident) == 41
+    assert len([text for text in caplog.messages if f"names more than {MOST_RANKS} ranks: " in text]) == 1
+    clever.receive(batch(stored([2 * MOST_RANKS - 1]), rank=2 * MOST_RANKS))
+    assert sum(value for (name, _, _), value in received.resident.items() if name != "honest") == 2 * MOST_RANKS
     assert received.recorder.dropped("label_overflow").value == 0
 
 

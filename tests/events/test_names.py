@@ -158,6 +158,7 @@ def test_no_more_are_looked_up_at_a_time_than_may_be(resolver: FakeResolver) -> 
     resolver.answers = dict.fromkeys(hosts, late)
     for _ in range(2):
         assert {names.of(f"tcp://{host}:1") for host in hosts} == {()}
+    wait_until(lambda: len(resolver.asked) >= names_module.MOST_AT_ONCE)  # Their threads begin when they can.
     assert sorted(resolver.asked) == sorted(hosts[: names_module.MOST_AT_ONCE])
     resolver.answers = dict.fromkeys(hosts, ("127.0.0.1",))
     late.set()

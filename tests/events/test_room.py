@@ -88,7 +88,6 @@ def test_books_of_sources_that_come_and_go_add_up_by_worker_and_rank_and_leave_n
     received = Received(owners=500)
     index = received.index
     books: dict[str, dict[Share, dict[int, set[int]]]] = {}  # By worker, source and rank.
-    ranks: dict[str, set[int]] = {}  # Those whose rows are there, by worker.
     for _ in range(3_000):
         name = rng.choice("abcd")
         sources = books.setdefault(name, {})
@@ -106,7 +105,6 @@ def test_books_of_sources_that_come_and_go_add_up_by_worker_and_rank_and_leave_n
             worker.receive(batch((removed if gone else stored)(blocks), rank=rank), share=share)
             held = sources[share].setdefault(rank, set())
             held.difference_update(blocks) if gone else held.update(blocks)
-            ranks.setdefault(name, set()).add(rank)
         elif done < 0.9:
             worker.reset(share=share)
             sources[share] = {rank: set() for rank in sources[share]}
@@ -116,11 +114,10 @@ def test_books_of_sources_that_come_and_go_add_up_by_worker_and_rank_and_leave_n
         else:
             worker.release()
             sources.clear()
-            ranks.pop(name, None)
         assert received.resident == {
-            (worker, rank, "device"): sum(len(held.get(rank, ())) for held in books[worker].values())
-            for worker, known in ranks.items()
-            for rank in known
+            (worker, rank, "device"): sum(len(held.get(rank, ())) for held in sources.values())
+            for worker, sources in books.items()
+            for rank in {rank for held in sources.values() for rank in held}
         }
         assert not received.errors.keys() - {"unknown_remove"}
     index.close()

@@ -670,6 +670,55 @@ def test_rows_end_by_a_label_whoever_writes_them(recorder: Recorder) -> None:
     assert recorder.counter(semconv.EVENT_BATCHES_LOST, of_worker("gone")).value == 0
 
 
+def test_of_the_rows_with_a_label_those_end_that_have_others_too(recorder: Recorder) -> None:
+    lost = {
+        (name, rank): recorder.counter(semconv.EVENT_BATCHES_LOST, {**of_worker(name), semconv.KVCACHE_RANK_DP: rank})
+        for name in ("w", "other")
+        for rank in range(3)
+    }
+    failures = recorder.counter(
+        semconv.EVENT_DECODE_FAILURES, {semconv.KVCACHE_WORKER: "w", semconv.KVCACHE_REASON: "other"}
+    )
+    for cell in (*lost.values(), failures):
+        cell.add(1)
+
+    def left() -> set[tuple[object, ...]]:
+        return {
+            tuple(point.attributes[key] for key in (semconv.KVCACHE_WORKER, semconv.KVCACHE_RANK_DP))
+            for point in recorder.points(semconv.EVENT_BATCHES_LOST)
+        }
+
+    recorder.end(semconv.KVCACHE_WORKER, "w", {semconv.KVCACHE_RANK_DP: 1})
+    assert left() == lost.keys() - {("w", 1)}
+    assert [point.value for point in recorder.points(semconv.EVENT_DECODE_FAILURES)] == [1]
+    recorder.end(semconv.KVCACHE_WORKER, "w")
+    assert left() == {("other", rank) for rank in range(3)}
+    assert not list(recorder.points(semconv.EVENT_DECODE_FAILURES))
+
+
+def test_to_end_a_row_takes_no_longer_where_there_are_many() -> None:
+    looked_at = 0
+
+    class Counted(dict[tuple[object, ...], Any]):
+        def items(self) -> Any:
+            raise AssertionError("it looks at all of them")
+
+        __iter__ = values = items
+
+        def __delitem__(self, row: tuple[object, ...]) -> None:
+            nonlocal looked_at
+            looked_at += 1
+            super().__delitem__(row)
+
+    recorder = Recorder(IDENTITY, series_limit=2000)
+    tables = recorder._tables  # pyright: ignore[reportPrivateUsage]
+    tables[semconv.EVENT_BATCHES_LOST.name] = Counted()
+    for number in range(1000):
+        recorder.counter(semconv.EVENT_BATCHES_LOST, of_worker(f"w{number}"))
+    recorder.end(semconv.KVCACHE_WORKER, "w500")
+    assert looked_at == 1
+
+
 def test_series_that_have_ended_make_room() -> None:
     recorder = Recorder(IDENTITY, series_limit=10)
     for number in range(50):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.ending import Stop, seconds
-from kvcache_otel.cli.watch_output import LogHandler
+from kvcache_otel.cli.watch_output import LogHandler, OutputError
 from kvcache_otel.export.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ ROUND_SECONDS = 0.25
 LIVE_SECONDS, LINES_SECONDS = 1.0, 10.0
 """Between two tables in a terminal, and between two lots of lines in a pipe."""
 
-SOURCE = "[name=]tcp://host:port[?engine=auto|vllm|sglang&replay=tcp://host:port&topic=TOPIC&block_size=TOKENS]"
+SOURCE = (
+    "[name=]tcp://host:port[?engine=auto|vllm|sglang&replay=tcp://host:port&topic=TOPIC&block_size=TOKENS"
+    "&clears=all|device]"
+)
 
 
 def add_to(commands: Commands) -> None:
@@ -82,7 +85,8 @@ def run(options: argparse.Namespace) -> int:
 
             del rich
     except ImportError as error:
-        print(f"kvcache-otel watch: {error}: pip install 'kvcache-otel[watch]'", file=sys.stderr)
+        how = "install the extra 'watch': pip install 'kvcache-otel[watch]', in a checkout of it '.[watch]'"
+        print(f"kvcache-otel watch: {error}: {how}", file=sys.stderr)
         return 2
     del msgspec, zmq
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=_handlers())
@@ -103,7 +107,25 @@ def run(options: argparse.Namespace) -> int:
     discovery = Discovery(given, options.sources)
     if not discovery.found and discovery.problems and not any(source.is_many for source in given):
         return 2  # It has said why. What is not there when it starts is more likely wrong than late.
-    return _watch(options, discovery)
+    try:
+        return _watch(options, discovery)
+    except OutputError as error:
+        _flush()
+        print(f"kvcache-otel watch: standard output cannot be written: {error}", file=sys.stderr)
+        return 1
+
+
+def _flush() -> None:
+    """Waits until the log is written, so that what is said next comes after it."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def _settle() -> None:
+    """Has the log say what it has kept back of late."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogHandler):
+            handler.settle()
 
 
 def _handlers() -> list[logging.Handler] | None:
@@ -154,7 +176,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
     next_view = time.monotonic() + every
     reached = True
     try:
-        with view(recorder, watch, once=options.once) as show:
+        with view(recorder, watch, once=options.once, asked=lambda: stop.asked) as show:
             while not stop.asked and (now := time.monotonic()) < end:
                 found = discovery.found
                 if found is not known:
@@ -163,6 +185,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
                 found_wrong, before = discovery.complaints, found_wrong
                 complaints.add(found_wrong - before)
                 watch.poll(min(ROUND_SECONDS, end - now))
+                _settle()
                 if time.monotonic() >= next_view:
                     show(last=False)
                     next_view = time.monotonic() + every
@@ -174,8 +197,7 @@ def _watch(options: argparse.Namespace, discovery: Discovery) -> int:
             exporter.stop(1.0)
         watch.close()
     if options.once and not (reached or stop.asked):
-        for handler in logging.getLogger().handlers:
-            handler.flush()
+        _flush()
         print("kvcache-otel watch: no source was connected", file=sys.stderr)
         return 1
     return 0

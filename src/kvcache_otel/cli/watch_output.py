@@ -7,13 +7,15 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.beside import Log, write
+from kvcache_otel.cli.repeated import Repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
     from typing import TextIO
 
 _logger = logging.getLogger(__name__)
@@ -27,8 +29,18 @@ LOGGED = 1024
 LAST_SECONDS = 0.5
 """How long the last lines wait for a reader."""
 
+UNREAD_SECONDS = 10.0
+"""How long a table waits for a reader who has stopped to read."""
+
+LOT = 4096
+"""Letters of a table that are written at a time."""
+
 SAID_SECONDS = 60.0
 """Between two times that it is said."""
+
+
+class OutputError(Exception):
+    """Standard output cannot be written; its words say why."""
 
 
 class Writer:
@@ -60,10 +72,15 @@ class Writer:
             return False
         return True
 
+    @property
+    def left(self) -> int:
+        """How many lots are not written yet."""
+        return self._lots.unfinished_tasks if self.gone is None else 0
+
     def end(self, seconds: float) -> None:
         """Waits until all is written, but no longer than so many seconds."""
         until = time.monotonic() + seconds
-        while self._lots.unfinished_tasks and self.gone is None and time.monotonic() < until:
+        while self.left and time.monotonic() < until:
             time.sleep(0.01)
 
     def _run(self) -> None:
@@ -81,7 +98,6 @@ class Output:
 
     def __init__(self) -> None:
         self._writer = Writer(sys.stdout, WAITING)
-        self.end = self._writer.end
         self._left_out, self._say_at = 0, 0.0
 
     def put(self, text: str) -> None:
@@ -89,12 +105,11 @@ class Output:
 
         Raises:
             BrokenPipeError: Nobody will read them any more.
-            OSError: They cannot be written for another reason.
+            OutputError: They cannot be written for another reason.
         """
-        if (gone := self._writer.gone) is not None:
-            if isinstance(gone, BrokenPipeError):
-                _logger.warning("kvcache: whoever read the lines of watch is gone, and so it ends")
-            raise gone
+        if isinstance(self._writer.gone, BrokenPipeError):
+            _logger.warning("kvcache: whoever read the lines of watch is gone, and so it ends")
+        self._check()
         if self._writer.put(text):
             return
         self._left_out += 1
@@ -104,6 +119,60 @@ class Output:
                 "kvcache: nobody reads the lines of watch: what was to be written is left out, %d times so far",
                 self._left_out,
             )
+
+    def end(self, seconds: float) -> None:
+        """Waits until all is written, but no longer than so many seconds.
+
+        Raises:
+            BrokenPipeError: As in `put`.
+            OutputError: As in `put`.
+        """
+        self._writer.end(seconds)
+        self._check()
+
+    def last(self, text: str, asked: Callable[[], bool]) -> None:
+        """Has all of a text written, as long as somebody reads it.
+
+        Args:
+            text: The text, however long.
+            asked: Returns whether it is to end: who does not read then is not waited for.
+
+        Raises:
+            BrokenPipeError: As in `put`.
+            OutputError: As in `put`, or nobody reads it.
+        """
+        lots = deque(_lots(text))
+        before, since = (len(lots), 0), time.monotonic()
+        while lots or self._writer.left:
+            if lots and self._writer.put(lots[0]):
+                lots.popleft()
+                continue
+            self._check()
+            now = time.monotonic()
+            if (left := (len(lots), self._writer.left)) != before:
+                before, since = left, now
+            elif asked() and now - since >= LAST_SECONDS:
+                return
+            elif now - since >= UNREAD_SECONDS:
+                raise OutputError(f"nobody has read it for {UNREAD_SECONDS:g} s, and the rest is left out")
+            time.sleep(0.01)
+        self._check()
+
+    def _check(self) -> None:
+        if (gone := self._writer.gone) is not None:
+            raise gone if isinstance(gone, BrokenPipeError) else OutputError(gone.strerror or str(gone))
+
+
+def _lots(text: str) -> Iterator[str]:
+    """Yields whole lines of a text, a few at a time."""
+    lot: list[str] = []
+    for line in text.split("\n"):
+        lot.append(line)
+        if sum(map(len, lot)) >= LOT:
+            yield "\n".join(lot)
+            lot = []
+    if lot:
+        yield "\n".join(lot)
 
 
 class LogHandler(logging.Handler):
@@ -116,9 +185,18 @@ class LogHandler(logging.Handler):
         super().__init__()
         self._writer = Writer(sys.stderr, LOGGED)
         self._log = Log(self._writer.put)
+        self._repeated = Repeated(self._write)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Has a line written as soon as it is read; says how many were not."""
+        """Has a line written as soon as it is read; says how many were not, or were like others before them."""
+        self._repeated.line(record)
+
+    def settle(self) -> None:
+        """Says how many lines were like others before them, as soon as their time is over."""
+        with self._locked():
+            self._repeated.settle()
+
+    def _write(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
         except Exception:
@@ -142,4 +220,14 @@ class LogHandler(logging.Handler):
 
     def flush(self) -> None:
         """Waits until all is written, but not for long."""
+        with self._locked():
+            self._repeated.settle(at_once=True)
         self._writer.end(LAST_SECONDS)
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()

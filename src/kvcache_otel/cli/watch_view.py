@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -11,12 +13,12 @@ from kvcache_otel import semconv
 from kvcache_otel.cli.live import live
 from kvcache_otel.cli.terminal import is_drawn
 from kvcache_otel.cli.watch_fit import fit, shortened
-from kvcache_otel.cli.watch_output import LAST_SECONDS, Output
+from kvcache_otel.cli.watch_output import LAST_SECONDS, Output, OutputError
 from kvcache_otel.events.worker import OTHER
 from kvcache_otel.semconv import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from rich.console import Console, ConsoleOptions
 
@@ -54,6 +56,9 @@ _EXPENDABLE = (
 """Columns that are left out where a terminal has no room for all, the least needed first."""
 
 _LEFT = ("worker", "engine", "state")
+
+_GAP = "  "
+"""Between two columns of plain text."""
 
 _PLAIN = re.compile(r"[\w./:*~@+\[\]-]+")
 
@@ -154,18 +159,55 @@ def _told(found: Sequence[Row]) -> list[int]:
     ]
 
 
-def table(found: Sequence[Row]) -> str:
-    """Returns rows below their columns, as plain text, without columns that say nothing."""
-    places = _told(found)
-    lines = [[line[place] for place in places] for line in (_COLUMNS, *(row.cells for row in found))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if _COLUMNS[place] in _LEFT else cell.rjust(width)
-            for cell, width, place in zip(line, widths, places, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+class Fitted(NamedTuple):
+    """What of the rows fits.
+
+    Attributes:
+        cells: By column, its head and below it the cells.
+        left_out: Columns for which there is no room.
+    """
+
+    cells: dict[str, list[str]]
+    left_out: list[str]
+
+
+def fitted(found: Sequence[Row], width: int, gap: int, measure: Callable[[str], int] = len) -> Fitted:
+    """Returns the columns that say something, as they fit.
+
+    Args:
+        found: The rows.
+        width: What there is for all, with a gap behind each.
+        gap: What is between two columns.
+        measure: How wide a text is.
+    """
+    cells = {_COLUMNS[place]: [_COLUMNS[place], *(row.cells[place] for row in found)] for place in _told(found)}
+    widths = {column: gap + max(map(measure, lines)) for column, lines in cells.items()}
+    fitting = fit(widths, "worker", _EXPENDABLE, width)
+    cells["worker"] = [shortened(name, fitting.name - gap, measure) for name in cells["worker"]]
+    return Fitted({column: cells[column] for column in fitting.columns}, fitting.left_out)
+
+
+def table(found: Sequence[Row], width: int = sys.maxsize, measure: Callable[[str], int] = len) -> str:
+    """Returns rows below their columns, as plain text, without columns that say nothing.
+
+    Args:
+        found: The rows.
+        width: How wide it may be; columns that have no room are named below it.
+        measure: How wide a text is.
+    """
+    cells, left_out = fitted(found, width + len(_GAP), len(_GAP), measure)
+    for column, texts in cells.items():
+        widest = max(map(measure, texts))
+        blanks = [" " * (widest - measure(text)) for text in texts]
+        cells[column] = [
+            text + blank if column in _LEFT else blank + text for text, blank in zip(texts, blanks, strict=True)
+        ]
+    lines = [_GAP.join(line).rstrip() for line in zip(*cells.values(), strict=True)]
+    return "\n".join([*lines, *([_no_room(left_out)] if left_out else [])])
+
+
+def _no_room(left_out: Sequence[str]) -> str:
+    return f"no room for: {', '.join(left_out)}"
 
 
 def lines(found: Sequence[Row]) -> str:
@@ -191,28 +233,29 @@ def quoted(name: str) -> str:
 
 
 @contextmanager
-def view(recorder: Recorder, watch: Watch, *, once: bool) -> Generator[Show]:
+def view(recorder: Recorder, watch: Watch, *, once: bool, asked: Callable[[], bool]) -> Generator[Show]:
     """Shows rows now and then: a live table in a terminal, lines in a pipe, one table at the end with `once`.
 
     Args:
         recorder: Where the rows are.
         watch: Which workers there are.
         once: Whether only the last is wanted.
+        asked: Returns whether it is to end, whoever reads.
     """
     if is_drawn() and not once:
         with _live(recorder, watch) as show:
             yield show
         return
+    output = Output()
 
     if once:
 
         def show_table(*, last: bool) -> None:
             if last:
-                print(table(rows(recorder, watch)), flush=True)
+                output.last(_table(rows(recorder, watch)), asked)
 
         yield show_table
         return
-    output = Output()
 
     def show_lines(*, last: bool) -> None:
         if found := rows(recorder, watch):
@@ -221,6 +264,15 @@ def view(recorder: Recorder, watch: Watch, *, once: bool) -> Generator[Show]:
             output.end(LAST_SECONDS)
 
     yield show_lines
+
+
+def _table(found: Sequence[Row]) -> str:
+    """Returns the table as wide as a terminal is; whole, where it is for a program."""
+    if not sys.stdout.isatty():
+        return table(found)
+    from rich.cells import cell_len
+
+    return table(found, shutil.get_terminal_size().columns, cell_len)
 
 
 @contextmanager
@@ -236,25 +288,22 @@ def _live(recorder: Recorder, watch: Watch) -> Generator[Show]:
             self._found = rows(recorder, watch)
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
-            cells = {
-                _COLUMNS[place]: [_COLUMNS[place], *(row.cells[place] for row in self._found)]
-                for place in _told(self._found)
-            }
-            widths = {column: 1 + max(map(cell_len, lines)) for column, lines in cells.items()}
-            fitting = fit(widths, "worker", _EXPENDABLE, options.max_width)
+            cells, left_out = fitted(self._found, options.max_width, 1, cell_len)
             drawing = Table(box=None, padding=(0, 1, 0, 0))
-            for column in fitting.columns:
+            for column in cells:
                 drawing.add_column(column, justify="left" if column in _LEFT else "right", no_wrap=True)
-            cells["worker"] = [shortened(name, fitting.name - 1, cell_len) for name in cells["worker"]]
-            for line in list(zip(*(cells[column] for column in fitting.columns), strict=True))[1:]:
+            for line in list(zip(*cells.values(), strict=True))[1:]:
                 drawing.add_row(*map(Text, line))  # Text: a name may look like markup.
             yield drawing
-            if fitting.left_out:
-                yield Text(f"no room for: {', '.join(fitting.left_out)}")
+            if left_out:
+                yield Text(_no_room(left_out))
 
     with live(Drawing) as redraw:
 
         def show(*, last: bool) -> None:
-            redraw()
+            try:
+                redraw()
+            except OSError as error:
+                raise OutputError(error.strerror or str(error)) from None
 
         yield show

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from kvcache_otel.events.source import Source
 
 
+_OF_A_WORKER: dict[str, object] = {"engine": AUTO, "block_size": None, "clears": ""}
+"""Options that hold for all sources of a name, and how they are where nothing is said."""
+
+
 class Agreement(NamedTuple):
     """What became of sources.
 
@@ -32,28 +36,26 @@ def agree(sources: Iterable[Source]) -> Agreement:
         sources: In the order in which they were written.
     """
     held: dict[tuple[str, str], Source] = {}
-    engines: dict[str, Source] = {}
-    sizes: dict[str, Source] = {}
+    first: dict[tuple[str, str], Source] = {}  # Of each name, that which says something, by name and option.
     wrong: list[str] = []
     for source in sources:
         before = held.get((source.name, source.endpoint))
         if before is not None:
             wrong.append(_twice(source, before))
             continue
-        engine, size = engines.get(source.name, source), sizes.get(source.name, source)
-        if source.engine not in (AUTO, engine.engine):
-            wrong.append(_another(source, engine, "engine"))
-        elif source.block_size not in (None, size.block_size):
-            wrong.append(_another(source, size, "block_size"))
+        said = [option for option, silent in _OF_A_WORKER.items() if getattr(source, option) != silent]
+        for option in said:
+            other = first.get((source.name, option), source)
+            if getattr(source, option) != getattr(other, option):
+                wrong.append(_another(source, other, option))
+                break
         else:
             held[source.name, source.endpoint] = source
-            if source.engine != AUTO:
-                engines.setdefault(source.name, source)
-            if source.block_size is not None:
-                sizes.setdefault(source.name, source)
+            for option in said:
+                first.setdefault((source.name, option), source)
     agreed = [
         source._replace(
-            engine=engines.get(source.name, source).engine, block_size=sizes.get(source.name, source).block_size
+            **{option: getattr(first.get((source.name, option), source), option) for option in _OF_A_WORKER}
         )
         for source in held.values()
     ]

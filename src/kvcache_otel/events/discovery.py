@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
+import os
 import queue
 import re
 import threading
@@ -36,6 +38,13 @@ MOST_SOURCES = 4096
 UNSETTLED = 5
 """Looks that find other sources each time, after which that is said."""
 
+UNFINISHED = 5
+"""Looks that find a file the same that ends within a line, before it is taken over: the line may be half written."""
+
+MISSED = 3
+"""Answers in a row that lack an address before it is gone: many a name server gives a part of them each time, or none
+while it starts, and books that are given up come back by replay alone."""
+
 LARGEST_FILE = 4 * 2**20
 
 _COMMENT = re.compile(r"(^|\s)#.*")
@@ -45,7 +54,8 @@ class Discovery:
     """Looks in a thread of its own, and names up in others, since a name server may take its time: none waits for
     another. What was found holds until the next look.
 
-    A file that has changed is taken over when two looks have found the same sources in it: it may be half written.
+    A file that has changed is taken over when two looks have found the same sources in it: it may be half written. For
+    the same reason one that is empty, or in which no line is a source, leaves the sources as they were.
 
     What cannot be read, or contradicts what is before it, is said once, and again when it says something else; the
     other sources stay.
@@ -82,11 +92,12 @@ class Discovery:
         self._bad_lines: dict[str, None] = {}  # Of the file, the first of them,
         self._bad_beyond = 0  # and how many more.
         self._contradictions: dict[str, None] = {}
-        self._hosts: dict[str, tuple[str, ...]] = {}  # By endpoint.
+        self._hosts: dict[str, dict[str, int]] = {}  # By endpoint, and how many answers in a row each was not in.
         self._content: bytes | None = None  # Of the file, as it was taken over.
         # What the last look found instead, and how many before it have found something else each time.
         self._changed: tuple[tuple[Source, ...], tuple[str, ...], int] | None = None
         self._changes = 0
+        self._seen, self._same = (b"", 0), 0  # The file and its time at the last look, and at how many looks in a row.
         self._problems: dict[object, str] = {}
         self.complaints = 0
         self._stopped = threading.Event()
@@ -218,21 +229,20 @@ class Discovery:
             return False
         where = printable(self._file)
         try:
-            if self._file.exists() and not self._file.is_file():  # One that is a pipe would never end.
-                raise OSError("it is not a regular file")
-            with self._file.open("rb") as file:
-                content = file.read(LARGEST_FILE + 1)
-            if len(content) > LARGEST_FILE:
-                raise OSError(f"it is larger than {LARGEST_FILE} bytes")
-            lines = content.decode("utf-8-sig", "surrogateescape").splitlines()  # Only that line is lost.
-        except (OSError, ValueError) as error:
+            content, at = _content(self._file)
+        except OSError as error:
             what = f"there are no sources in {where!r}" if self._content is None else f"the sources in {where!r} stay"
             self._say("file", f"{what}, since it cannot be read: {printable(error)}")
             return False
         self._say("file", "")
+        self._same = self._same + 1 if self._seen == (content, at) else 1
+        self._seen = content, at
         if content == self._content:
             self._settled()
             return False
+        lines = content.decode(
+            "utf-8-sig", "surrogateescape"
+        ).splitlines()  # Of one that is not UTF-8 only that is lost.
         sources: list[Source] = []
         wrong, beyond = dict[str, None](), 0
         for number, line in enumerate(lines, 1):
@@ -254,6 +264,8 @@ class Discovery:
             if self._changes >= UNSETTLED:
                 self._say("settled", f"the sources in {where!r} stay, since there are others at every look")
             return False
+        if self._content is not None and changed != before and not self._is_whole(where, content, changed):
+            return False
         self._settled()
         others = max(beyond - self._bad_beyond, 0)
         more = f"{where!r}, ".replace("%", "%%") + "%d more lines are no sources"
@@ -264,17 +276,32 @@ class Discovery:
         self._content = content
         return True
 
+    def _is_whole(self, where: str, content: bytes, found: tuple[tuple[Source, ...], tuple[str, ...], int]) -> bool:
+        """Returns whether a file that has changed looks as if somebody had meant what is in it."""
+        sources, wrong, _ = found
+        why = ""
+        if self._in_file and not sources:
+            if wrong:
+                why = f"not one of its lines is a source: {wrong[0]}"
+            elif not content.strip():
+                why = "it is empty; a comment alone in it says that there are none"
+        self._say("whole", f"the sources in {where!r} stay, since {why}" if why else "")
+        return not why and (content.endswith((b"\n", b"\r")) or self._same >= UNFINISHED)
+
     def _settled(self) -> None:
         self._changed, self._changes = None, 0
         self._say("settled", "")
+        self._say("whole", "")
 
     def _resolved(self, source: Source, found: tuple[str, ...] | Exception) -> None:
         name = printable(source.name)
         if isinstance(found, Exception):  # What was found before stays.
-            self._hosts.setdefault(source.endpoint, ())
+            self._hosts.setdefault(source.endpoint, {})
             self._say(source, f"source {name!r} cannot be resolved: {printable(found)}", self._unresolved)
             return
-        self._hosts[source.endpoint] = tuple(sorted(set(found)))
+        missed = {host: times + 1 for host, times in self._hosts.get(source.endpoint, {}).items() if times + 1 < MISSED}
+        hosts = missed | dict.fromkeys(found, 0)
+        self._hosts[source.endpoint] = dict(sorted(hosts.items()))
         self._say(source, "" if found else f"source {name!r} resolves to nothing", self._unresolved)
 
     def _say(self, what: object, problem: str, few: Few | None = None) -> None:
@@ -282,3 +309,22 @@ class Discovery:
             self.complaints += 1
             (_logger.warning if few is None else few.say)("kvcache: %s", problem)
         self._problems[what] = problem
+
+
+def _content(path: Path) -> tuple[bytes, int]:
+    """Returns what is in a file, and when it was changed.
+
+    Raises:
+        OSError: It cannot be read, or is no text.
+    """
+    if path.exists() and not path.is_file():  # One that is a pipe would never end.
+        raise OSError("it is not a regular file")
+    with path.open("rb") as file:
+        content, at = file.read(LARGEST_FILE + 1), os.fstat(file.fileno()).st_mtime_ns
+    if len(content) > LARGEST_FILE:
+        raise OSError(f"it is larger than {LARGEST_FILE} bytes")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise OSError("it is UTF-16, and not UTF-8")
+    if b"\0" in content:
+        raise OSError("there are zero bytes in it, so that it is no text")
+    return content, at

@@ -79,12 +79,21 @@ class Inlet:
         sender: The connection that the last message came from; -1 where that is not known.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, *, waiting: int, most: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        kind: int,
+        *,
+        waiting: int,
+        most: int,
+        retry_seconds: float,
+    ) -> None:
         """Args:
         context: ZeroMQ's.
         kind: Of socket.
         waiting: Whole messages that may wait.
         most: Bytes of them that may wait.
+        retry_seconds: Between two times that it is tried to be connected, at the most.
 
         Raises:
             zmq.ZMQError: There can be no more sockets.
@@ -107,7 +116,7 @@ class Inlet:
                 (zmq.RCVHWM, waiting),
                 (zmq.MAXMSGSIZE, LARGEST),
                 (zmq.RECONNECT_IVL, 100),
-                (zmq.RECONNECT_IVL_MAX, 5_000),
+                (zmq.RECONNECT_IVL_MAX, round(retry_seconds * 1000)),
                 # Not ZeroMQ's own heartbeats: they take a slow reader for a dead peer, and can abort us (libzmq 3937).
                 (zmq.TCP_KEEPALIVE, 1),
                 (zmq.TCP_KEEPALIVE_IDLE, 30),

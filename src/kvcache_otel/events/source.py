@@ -1,6 +1,6 @@
 """Sources: where KV events come from, as an operator writes it.
 
-``[name=]tcp://host:port[?engine=auto|vllm|sglang&replay=tcp://host:port&topic=TOPIC&block_size=TOKENS]``
+``[name=]tcp://host:port[?engine=auto|vllm|sglang&replay=tcp://host:port&topic=TOPIC&block_size=TOKENS&clears=all|device]``
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from kvcache_otel.semconv import Engine
 
 ENGINES = (AUTO, Engine.VLLM, Engine.SGLANG)
 
+ALL, DEVICE = "all", "device"
+"""What "all blocks cleared" may clear."""
+
 MANY = "dns+tcp"
 """The scheme of a name that resolves to many publishers, each of which is a worker of its own."""
 
 _SCHEMES = ("tcp", "ipc", MANY)
-_OPTIONS = ("engine", "replay", "topic", "block_size")
+_OPTIONS = ("engine", "replay", "topic", "block_size", "clears")
 _LONGEST_REASON = 512
 
 
@@ -38,6 +41,7 @@ class Source(NamedTuple):
         replay: Where it sends again what was missed; empty where it does not.
         topic: What the topics begin with that are wanted; empty for all.
         block_size: Tokens in a block of the device tier; None where that is to be learned.
+        clears: What "all blocks cleared" clears, `ALL` tiers or that of the `DEVICE`; empty for what its engine means.
     """
 
     name: str
@@ -46,6 +50,17 @@ class Source(NamedTuple):
     replay: str = ""
     topic: str = ""
     block_size: int | None = None
+    clears: str = ""
+
+    @property
+    def connection(self) -> tuple[str, str, str, str]:
+        """What a connection to it is made of; the rest says what its events mean."""
+        return self.name, self.endpoint, self.replay, self.topic
+
+    @property
+    def clears_device_only(self) -> bool | None:
+        """Whether "all blocks cleared" means the device's alone; None for what its engine means."""
+        return self.clears == DEVICE if self.clears else None
 
     @property
     def is_many(self) -> bool:
@@ -102,12 +117,16 @@ def parse(text: str) -> Source:
     engine = options.get("engine", AUTO)
     if engine not in ENGINES:
         raise _wrong(text, f"engine={printable(engine)!r} is none of {', '.join(ENGINES)}")
+    clears = options.get("clears")
+    if clears not in (None, ALL, DEVICE):
+        raise _wrong(text, f"clears={printable(clears)!r} is neither {ALL} nor {DEVICE}")
     source = Source(
         name=name or endpoint,
         endpoint=endpoint,
         engine=engine,
         topic=options.get("topic", ""),
         block_size=_block_size(text, options.get("block_size")),
+        clears=clears or "",
     )
     return source._replace(replay=_replay(text, source, options.get("replay", "")))
 
@@ -115,7 +134,13 @@ def parse(text: str) -> Source:
 def _options(text: str, query: str) -> dict[str, str]:
     query = query.replace("+", "%2B")  # It is one, and not a blank, as it would be in a form.
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=16) if query else []
+        pairs = (
+            parse_qsl(query, keep_blank_values=True, strict_parsing=True, max_num_fields=16, errors="strict")
+            if query
+            else []
+        )
+    except UnicodeDecodeError as error:
+        raise _wrong(text, f"?{printable(query)} is not UTF-8 ({error.reason})") from None
     except ValueError as error:
         raise _wrong(text, f"?{printable(query)} cannot be read ({error})") from None
     options = dict(pairs)

@@ -89,6 +89,8 @@ class Subscription:
         register: Register,
         limits: Limits,
         names: Names,
+        *,
+        retry_seconds: float,
     ) -> None:
         """Args:
         context: ZeroMQ's.
@@ -99,6 +101,7 @@ class Subscription:
         register: Sees to it that a socket's function is called when something has come; None for no more.
         limits: How much each stream may let wait.
         names: Knows what hosts are.
+        retry_seconds: Between two times that it is tried to be connected, at the most.
 
         Raises:
             zmq.ZMQError: There is no such endpoint.
@@ -108,6 +111,7 @@ class Subscription:
         self.names = names
         self.share = share
         self.register = register
+        self._retry_seconds = retry_seconds
         self.connections = 0
         self.greeted = False
         self.feeds: dict[str, Feed] = {}
@@ -130,7 +134,7 @@ class Subscription:
 
     def open(self, kind: int, waiting: int, most: int) -> Inlet:
         """Returns a new socket that waits for nobody when it is closed, and takes nothing without bounds."""
-        return Inlet(self._context, kind, waiting=waiting, most=most)
+        return Inlet(self._context, kind, waiting=waiting, most=most, retry_seconds=self._retry_seconds)
 
     def begin(self) -> None:
         """Lets its worker be there, whether it is heard or not."""
@@ -425,8 +429,16 @@ class Subscription:
 
     def _connect_again(self, now: float) -> None:
         if self._resting == float("inf"):
-            self._blamed().failed(
-                Reason.OTHER, detail=f"more than {LARGEST // 2**20} MiB at once, or what is not of ZeroMQ; broken off"
+            # ZeroMQ would connect again to a publisher that is gone: it was ZeroMQ that has broken off.
+            self._blamed().count(Reason.OTHER)
+            self.tell(
+                logging.WARNING,
+                now,
+                "kvcache: source %r at %s was broken off by ZeroMQ, since a frame had more than %d MiB, or "
+                "what came was not ZeroMQ's; connected again",
+                printable(self.source.name),
+                printable(self.source.endpoint),
+                LARGEST // 2**20,
             )
             self._probing = False
             self._inlet.close()  # To disconnect a socket that has a message half read can abort us.

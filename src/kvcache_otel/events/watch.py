@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -42,9 +43,19 @@ LOOK_SECONDS = 0.1
 """Between two looks at how much waits inside ZeroMQ: a connection brings a gigabyte a second, and a look takes
 microseconds."""
 
+EVERY_SECONDS = 1.0
+"""Between two times that every source is asked what is due."""
+
 BOUND_SECONDS = 1.0
 """Between two times that the blocks of all are counted, and books made smaller that have more memory than they need. To
 look takes a microsecond for each."""
+
+RETRY_SECONDS, RETRIES = 5.0, 100
+"""Between two times that a source is tried which cannot be reached, once it has been for a while; and how many of them
+are in a second, at the most."""
+
+CLOSE_SECONDS = 0.5
+"""How long the end waits for ZeroMQ's own thread."""
 
 AGAIN_SECONDS, AGAIN_AT_ONCE = 1.0, 64
 """Between two times that sources are tried that cannot be subscribed to, since a port may still be in use; and how many
@@ -73,26 +84,35 @@ class Watch:
         self._names = names or Names()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_536)  # Three for each source. Not `setsockopt`: that is of sockets.
-        self._poller = zmq.Poller()
-        self._readers: dict[zmq.Socket[bytes], Callable[[float], None]] = {}
+        self._readers: dict[Any, tuple[Callable[[float], None], Source]] = {}
+        # What is polled; None where these have changed. Not a `zmq.Poller`, which looks at all of them to forget one.
+        self._polled: list[tuple[Any, int]] | None = None
         self._users: dict[str, int] = {}
         self._whose: dict[str, tuple[str, str]] = {}
         self._refused: dict[Source, None] = {}
         self._few = Few(_logger, logging.ERROR, "kvcache: %d more sources are left out as long as this lasts")
         self._again = float("inf")
-        self._due = float("inf")
-        self._look_at = self._bound_at = 0.0
+        self._dues: dict[Source, float] = {}  # When something is to be done, and
+        self._due = float("inf")  # the first of these, or what is due to all.
+        self._touched: dict[Source, None] = {}  # Something came of them: what is due may be another time now.
+        self._look_at = self._bound_at = self._every_at = 0.0
+        self._anybody = False  # Whether something may wait inside ZeroMQ.
         self._late = False
 
     def want(self, sources: Iterable[Source]) -> None:
         """Subscribes to these sources and to no others. What cannot be subscribed to is said once, and tried again.
 
+        A source that is connected as before goes on with its books, unless its events have meant something else.
+
         Args:
             sources: Those that there are; none of them a name that is still to be resolved.
         """
         wanted = dict.fromkeys(sources)
+        connections = {source.connection: source for source in wanted}
         for source in [source for source in self.subscriptions if source not in wanted]:
-            self._end(source)
+            now = connections.get(source.connection)
+            if now is None or not self._goes_on(source, now):
+                self._end(source)
         self._refused = {source: None for source in self._refused if source in wanted}
         for source in wanted:
             if source not in self.subscriptions and source not in self._refused:
@@ -107,10 +127,14 @@ class Watch:
         """
         began = float("inf")
         wait = min(seconds, max(self._due - self._clock(), 0.0))
-        for socket, _ in self._poller.poll(math.ceil(wait * 1000)):
+        polled = self._polled
+        if polled is None:
+            polled = self._polled = [(socket, zmq.POLLIN) for socket in self._readers]
+        for socket, _ in zmq.zmq_poll(polled, math.ceil(wait * 1000)):
             began = min(began, self._clock())
-            reader = self._readers.get(socket)
-            if reader is not None:  # Another has closed it meanwhile, otherwise.
+            if (found := self._readers.get(socket)) is not None:  # Another has closed it meanwhile, otherwise.
+                reader, source = found
+                self._touched[source] = None
                 reader(self._clock())
                 self._look(self._clock())
         now = self._clock()
@@ -124,16 +148,30 @@ class Watch:
             for source in list(islice(self._refused, AGAIN_AT_ONCE)):
                 self._begin(source, len(self.subscriptions) + len(self._refused))
             self._again = now + AGAIN_SECONDS if self._refused else float("inf")
-        due = self._again if not self.subscriptions else min(self._again, self._look_at)
-        for subscription in self.subscriptions.values():
-            due = min(due, subscription.tick(now))
-        self._due = due
+        self._tick(now)
+
+    def _tick(self, now: float) -> None:
+        """Does what is due, without asking thousands of sources of which nothing has come whether something is."""
+        if now >= self._every_at:
+            self._every_at = now + EVERY_SECONDS
+            due = self.subscriptions.keys()
+        else:
+            due = self._touched | dict.fromkeys(source for source, at in self._dues.items() if at <= now)
+        for source in due:
+            if (subscription := self.subscriptions.get(source)) is not None:
+                self._dues[source] = subscription.tick(now)
+        self._touched = {}
+        self._due = min(self._dues.values(), default=float("inf"))
+        self._due = min(self._due, self._again, self._look_at if self._anybody else float("inf"))
 
     def _look(self, now: float) -> None:
         if now >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
-            for subscription in self.subscriptions.values():
-                subscription.look(now)
+            self._look_at, self._anybody = now + LOOK_SECONDS, False
+            for source, subscription in self.subscriptions.items():
+                if subscription.connections or subscription.feeds:  # Nothing waits of those that cannot be reached.
+                    self._anybody = True
+                    self._touched[source] = None  # It may be broken off.
+                    subscription.look(now)
         if now >= self._bound_at:
             self._bound_at = now + BOUND_SECONDS
             self.index.bound()
@@ -164,7 +202,10 @@ class Watch:
         for source in list(self.subscriptions):
             self._end(source)
         self.index.close()
-        self._context.destroy(linger=0)
+        # ZeroMQ's own thread closes what we have closed; of thousands of sockets that takes it seconds.
+        closing = threading.Thread(target=self._context.term, name="kvcache-otel-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
 
     def _begin(self, source: Source, of: int) -> None:
         limits = Limits(silence=SILENCE, held_bytes=min(max(HELD_BYTES // of, LEAST_HELD), MOST_HELD))
@@ -175,9 +216,10 @@ class Watch:
                 self.index.recorder,
                 self._worker,
                 self.index.share(f"{printable(source.name)!r} at {printable(source.endpoint)}"),
-                self._register,
+                lambda socket, reader: self._register(source, socket, reader),
                 limits,
                 self._names,
+                retry_seconds=max(RETRY_SECONDS, of / RETRIES),
             )
         except Exception as error:
             if source in self._refused:
@@ -197,10 +239,30 @@ class Watch:
         self._refused.pop(source, None)
         self.subscriptions[source] = subscription
         subscription.begin()
-        self._due = 0.0
+        self._dues[source] = self._due = 0.0
+
+    def _goes_on(self, source: Source, now: Source) -> bool:
+        """Has a subscription go on as a source with the same connection; returns whether its books can, too."""
+        subscription = self.subscriptions[source]
+        for name in subscription.workers:
+            worker = self.index.workers.get(name)
+            if worker is not None and not worker.change(now.engine, now.block_size, now.clears_device_only):
+                _logger.warning(
+                    "kvcache: source %r is said to mean something else by its events: it begins anew",
+                    printable(now.name),
+                )
+                return False
+        self.subscriptions[now] = self.subscriptions.pop(source)
+        self._dues[now] = self._dues.pop(source, 0.0)
+        subscription.source = now
+        for socket, (reader, of) in self._readers.items():
+            if of == source:
+                self._readers[socket] = reader, now
+        return True
 
     def _end(self, source: Source) -> None:
         subscription = self.subscriptions.pop(source)
+        self._dues.pop(source, None)
         subscription.close()
         for name in subscription.workers:
             self._users[name] -= 1
@@ -220,13 +282,17 @@ class Watch:
         worker = self.index.workers.get(name)
         if worker is None:
             worker = self.index.add(
-                name, engine=source.engine, block_size=source.block_size, clears_device_only=None, share=share
+                name,
+                engine=source.engine,
+                block_size=source.block_size,
+                clears_device_only=source.clears_device_only,
+                share=share,
             )
         return worker
 
-    def _register(self, socket: zmq.Socket[bytes], reader: Callable[[float], None] | None) -> None:
+    def _register(self, source: Source, socket: zmq.Socket[bytes], reader: Callable[[float], None] | None) -> None:
         if reader is not None:
-            self._readers[socket] = reader
-            self._poller.register(socket, zmq.POLLIN)
-        elif self._readers.pop(socket, None) is not None:
-            self._poller.unregister(socket)
+            self._readers[socket] = reader, source
+        else:
+            self._readers.pop(socket, None)
+        self._polled = None

@@ -54,7 +54,6 @@ class Worker:
         "_failures",
         "_guess",
         "_index",
-        "_left",
         "_owners",
         "_reserved",
         "_resizes",
@@ -89,7 +88,6 @@ class Worker:
         self._reserved = label != OTHER  # The first rank has room, however many ranks others name.
         self._decoder = PayloadDecoder()
         self._owners: dict[Share, dict[int, Owner]] = {}
-        self._left: dict[int, Owner] = {}  # By sources that have gone; the next that names the rank takes it over.
         self._said: set[str] = set()
         self._resizes: set[str] = set()
         self._failures = {
@@ -142,7 +140,7 @@ class Worker:
         for reason, times in batch.failures.items():
             self.failed(reason, times, detail="an event")
         if self._guess is not None and self._guess.see(batch):
-            self._settle(self._guess)
+            self._settle(self._guess.engine, self._guess.why)
         owner = self.owner(rank if batch.rank is None else batch.rank, share)
         owner.heard = index.clock()
         missing = owner.apply(batch.events)
@@ -192,10 +190,11 @@ class Worker:
         if owner is None:
             if len(owners) >= MOST_RANKS:
                 rank = MORE
+                self._say_united(share)
             owner = owners.get(rank)
             if owner is None:
                 self._look_for_another(rank, share)
-                owner = owners[rank] = self._left.pop(rank, None) or self._new(rank, share)
+                owner = owners[rank] = self._new(rank, share)
         return owner
 
     def labels(self, rank: int, share: Share | None = None) -> Labels:
@@ -216,13 +215,45 @@ class Worker:
                         owner.empty()
 
     def leave(self, share: Share) -> None:
-        """Empties the books of a source that is gone, while others stay. Another may go on with them."""
-        for rank, owner in self._owners.pop(share, {}).items():
-            owner.empty()
-            if rank in self._left:
-                owner.close()
-            else:
-                self._left[rank] = owner
+        """Ends the books of a source that is gone, while others stay, and the rows of ranks that it alone has told."""
+        index, left = self._index, self._owners.pop(share, {})
+        told = [owner.labels for owners in self._owners.values() for owner in owners.values()]
+        ranks = {labels[semconv.KVCACHE_RANK_DP] for labels in told if labels[semconv.KVCACHE_WORKER] != OTHER}
+        for rank, owner in left.items():
+            owner.close()
+            if index is not None and rank not in ranks and owner.labels[semconv.KVCACHE_WORKER] != OTHER:
+                index.recorder.end(semconv.KVCACHE_WORKER, self.label, {semconv.KVCACHE_RANK_DP: rank})
+        self._reserved = self._reserved and share is not self._share
+        for _ in range(self._taken.count(share)):
+            self._taken.remove(share)
+            share.give_back()
+
+    def change(self, engine: str, block_size: int | None, clears_device_only: bool | None) -> bool:
+        """Takes over what is said of it now, where its books can go on with that; returns whether they can.
+
+        Args:
+            engine: As in `BlockIndex.add`; ``auto`` leaves it as it is.
+            block_size: The same; None leaves it as it is.
+            clears_device_only: The same.
+        """
+        if self._engine is not None and engine not in (AUTO, self._engine):
+            return False  # Copies have counted that should not have, or have not.
+        settled = self._engine is None and engine != AUTO
+        before = self._clears_only_the_device
+        after = clears_device_only
+        if after is None:
+            after = (engine if settled else self._engine) == Engine.VLLM
+        if after != before and not (settled and after):
+            return False  # What was cleared should not have been, or the other way round.
+        self._clears_device_only = clears_device_only
+        if settled:
+            self._settle(engine, "what its source says")
+        if block_size is not None:
+            self._block_size = block_size
+            for owner in self._every():
+                if owner.heard is None:  # What its events have said holds.
+                    owner.resize(Tier.DEVICE, block_size)
+        return True
 
     def blocks(self) -> Counter[str]:
         """Returns how many blocks there are, by medium, in the books of all ranks."""
@@ -254,15 +285,14 @@ class Worker:
             held, right = owner.close()
             blocks, agreed = blocks + held, agreed and right
         self._owners.clear()
-        self._left.clear()
         for share in self._taken:
             share.give_back()
         self._taken.clear()
         return blocks, agreed
 
-    def _settle(self, guess: EngineGuess) -> None:
-        self._guess, self._engine = None, guess.engine
-        _logger.info("kvcache: worker %r is %s, by %s", printable(self.name), guess.engine, guess.why)
+    def _settle(self, engine: str | None, why: str) -> None:
+        self._guess, self._engine = None, engine
+        _logger.info("kvcache: worker %r is %s, by %s", printable(self.name), engine, why)
         for owner in self._every():
             owner.count_copies(self._copies)
             if self._clears_only_the_device:
@@ -281,7 +311,6 @@ class Worker:
     def _every(self) -> Iterator[Owner]:
         for owners in self._owners.values():
             yield from owners.values()
-        yield from self._left.values()
 
     def _new(self, rank: int, share: Share) -> Owner:
         index = self._index
@@ -305,6 +334,16 @@ class Worker:
         if self._block_size is not None:
             owner.resize(Tier.DEVICE, self._block_size)
         return owner
+
+    def _say_united(self, share: Share) -> None:
+        if "united" not in self._said:
+            self._said.add("united")
+            _logger.warning(
+                "kvcache: source %s names more than %d ranks: the others have one book, in which a block that several "
+                "of them hold counts once",
+                share.source,
+                MOST_RANKS,
+            )
 
     def _look_for_another(self, rank: int, share: Share) -> None:
         """Counts two sources that are one worker and say that they are one rank, and says it once."""

@@ -34,6 +34,9 @@ _logger = logging.getLogger(__name__)
 # Half of what the SDK lets through for one metric before it folds series itself, unseen.
 SERIES_LIMIT = 1000
 
+ENDING = frozenset({semconv.KVCACHE_WORKER})
+"""Attributes whose rows end together, when what they are about is gone."""
+
 Attributes = dict[str, str | int]
 Cell = Counter | Histogram | Level
 
@@ -104,6 +107,8 @@ class Recorder:
         self._labels = Labels()
         self._lock = threading.RLock()
         self._tables: dict[str, dict[tuple[object, ...], _Series]] = {name: {} for name in semconv.METRICS}
+        # By attribute, value and metric, so that the rows of one are found without looking at those of thousands.
+        self._ending: dict[str, dict[str | int, dict[str, list[tuple[object, ...]]]]] = {key: {} for key in ENDING}
         self._overflowed: set[str] = set()
         self._dropped = {
             reason: self.counter(semconv.TELEMETRY_DROPPED, {semconv.KVCACHE_REASON: reason})
@@ -180,12 +185,23 @@ class Recorder:
             living = [other for other in series.readers if other.alive() is not None]
             series.readers = [*living, Reader(read, alive, [], forget)]
 
-    def end(self, key: str, value: str | int) -> None:
-        """Ends every row that has this value for an attribute; what is written to its cells from now on is lost."""
+    def end(self, key: str, value: str | int, also: Attributes | None = None) -> None:
+        """Ends every row that has this value for an attribute; what is written to its cells from now on is lost.
+
+        Args:
+            key: The attribute, one of `ENDING`.
+            value: Its value.
+            also: What else these rows have; None for all of them.
+        """
         with self._lock:
-            for table in self._tables.values():
-                for row in [row for row, series in table.items() if series.attributes.get(key) == value]:
+            ending = self._ending[key].pop(value, {})
+            for name, rows in ending.items():
+                table = self._tables[name]
+                gone = {row for row in rows if also is None or also.items() <= table[row].attributes.items()}
+                for row in gone:
                     del table[row]
+                if len(gone) < len(rows):
+                    self._ending[key].setdefault(value, {})[name] = [row for row in rows if row not in gone]
 
     # -- what went wrong -------------------------------------------------------------------------------------------
 
@@ -325,6 +341,8 @@ class Recorder:
                 if len(table) >= self.series_limit:
                     return self._overflow(spec)
                 series = table[row] = _Series(attributes)
+                for key in ENDING & attributes.keys():
+                    self._ending[key].setdefault(attributes[key], {}).setdefault(spec.name, []).append(row)
             return series
 
     def _overflow(self, spec: MetricSpec) -> Counter:
