@@ -21,11 +21,13 @@ from kvcache_otel.record.pair import DeviceEvent, Outcome, Pair
 from kvcache_otel.record.plain import plain
 from kvcache_otel.record.reading import ReadingThread, Round
 from kvcache_otel.record.streams import Lane, Streams
+from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcache_otel.record.cells import Counter, Histogram
+    from kvcache_otel.record.cells import Histogram
+    from kvcache_otel.record.doubts import Doubts
 
 __all__ = ["DEADLINE_S", "LIMIT", "DeviceEvent", "Harvester", "Lane"]
 
@@ -39,9 +41,9 @@ DEADLINE_S = 60.0
 
 _INFINITY = float("inf")
 
-# A pair that nobody has looked at yet: its events, and where the seconds between them go. The engine's thread reads no
-# clock for it.
-_New = tuple[DeviceEvent, DeviceEvent, "Histogram"]
+# A pair that nobody has looked at yet: its events, where the seconds between them go, and what counts that it tells
+# none. The engine's thread reads no clock for it.
+_New = tuple[DeviceEvent, DeviceEvent, "Histogram", "Doubts | None"]
 
 
 class _Loss(NamedTuple):
@@ -65,20 +67,16 @@ class Harvester:
         streams: The streams with events of ours that torch makes.
     """
 
-    def __init__(
-        self, lost: Counter, overflowed: Counter, *, limit: int = LIMIT, deadline_s: float = DEADLINE_S
-    ) -> None:
+    def __init__(self, doubts: Doubts, *, limit: int = LIMIT, deadline_s: float = DEADLINE_S) -> None:
         """Args:
-        lost: Counts the pairs that told no time.
-        overflowed: Counts the pairs that found no room.
+        doubts: Counts the pairs that told no time or found no room, of those that are about no cache.
         limit: Pairs that may wait, give or take one for each thread that is at it.
         deadline_s: How long a pair may wait, in seconds.
         """
         self.streams = Streams()
         # Those with events that somebody else makes, as long as anybody has them timed.
         self._others: weakref.WeakSet[Streams] = weakref.WeakSet()
-        self._lost = lost
-        self._overflowed = overflowed
+        self._doubts = doubts
         self._limit = limit
         self._deadline_s = deadline_s
         # Whoever takes a pair out owns it until it is settled or put back, so that none is ever read twice. A lane is
@@ -97,20 +95,21 @@ class Harvester:
         self._others.add(streams)
         return streams
 
-    def add(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram) -> None:
+    def add(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram, doubts: Doubts | None = None) -> None:
         """Hands a pair over, on the engine's thread: no device is asked, and nobody waited for.
 
         Args:
             start: The event before the copy, recorded on its stream.
             end: The event after it, on the same stream. Neither may be recorded again before the pair has been read.
             duration: Where the seconds between the two go.
+            doubts: Counts where it tells none; None where it is about no cache.
         """
         # As `hand_over` does it, with less: a `Pair` is made of it on the harvester's thread.
         pairs = self._pairs
         if len(pairs) >= self._limit:
-            self._overflowed.add(1)
+            self._doubt(doubts, Reason.QUEUE_FULL)
             return
-        pairs.append((start, end, duration))
+        pairs.append((start, end, duration, doubts))
         reader = self._reader
         if reader is None or reader.asleep:
             self._rouse()
@@ -128,7 +127,7 @@ class Harvester:
         """
         pairs = self._pairs
         if len(pairs) >= self._limit:
-            self._overflowed.add(1)
+            self._doubt(pair.doubts, Reason.QUEUE_FULL)
             return False
         pair.added = now = time.monotonic()
         pair.until = now + (self._deadline_s if deadline_s is None else deadline_s)
@@ -276,10 +275,10 @@ class Harvester:
                         break
                     continue
             if pair.until < now:
-                self._lose(f"not done after {pair.until - pair.added:g} s", "late")
+                self._lose(pair, f"not done after {pair.until - pair.added:g} s", "late")
                 self._tell(pair, Outcome.GIVEN_UP)
             elif stopped is not None and pair.added <= stopped:
-                self._lost.add(1)
+                self._doubt(pair.doubts, Reason.EVENT_LOST)
                 self._tell(pair, Outcome.GIVEN_UP)
             elif lane is None:
                 pairs.append(pair)  # Behind the others: whichever stream is done first is read first.
@@ -325,7 +324,7 @@ class Harvester:
     def _settle(self, pair: Pair, answer: float | _Loss) -> bool:
         """Records a pair that is done, or counts it; returns that there is nothing more to ask it."""
         if isinstance(answer, _Loss):
-            self._lose(*answer)
+            self._lose(pair, *answer)
             self._tell(pair, Outcome.UNTOLD)
         else:
             pair.duration.record(answer)
@@ -336,18 +335,21 @@ class Harvester:
         """Gives up the pair that a thread has no answer about."""
         pair = asking.claim()
         if pair is not None:
-            self._lose(why, "late")
+            self._lose(pair, why, "late")
             self._tell(pair, Outcome.GIVEN_UP)
 
     def _tell(self, pair: Pair, outcome: Outcome) -> None:
         try:
             pair.settled(outcome)
         except BaseException as error:  # It costs no other pair its time.
-            self._lose(f"{type(error).__name__}: {printable(error)}", "settled")
+            self._lose(pair, f"{type(error).__name__}: {printable(error)}", "settled")
 
-    def _lose(self, why: str, kind: str) -> None:
+    def _doubt(self, doubts: Doubts | None, reason: str) -> None:
+        (doubts or self._doubts).lost(reason)
+
+    def _lose(self, pair: Pair, why: str, kind: str) -> None:
         """Counts a pair that told no time, and says the first of each kind."""
-        self._lost.add(1)
+        self._doubt(pair.doubts, Reason.EVENT_LOST)
         self._say(kind, f"told no time ({why}); see kvcache.telemetry.dropped")
 
     def _say(self, kind: str, words: str) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kvcache_otel.record.cells import Histogram
+    from kvcache_otel.record.doubts import Doubts
     from kvcache_otel.record.pair import DeviceEvent
     from kvcache_otel.record.streams import Stream
     from kvcache_otel.record.transfers import Transfers
@@ -76,6 +77,11 @@ class Transfer(Pair):
         self.before = self.after = None
         self.lent = self.ended = self.void = self.expected = False
         self.began = time.monotonic()
+
+    @property
+    def doubts(self) -> Doubts:
+        """What counts that it told no time."""
+        return self._transfers.doubts
 
     def end(
         self,

@@ -41,6 +41,9 @@ _INFINITY = float("inf")
 class Transfers:
     """One direction of one cache. Setting it up may raise; from then on nothing does.
 
+    Attributes:
+        doubts: Counts what there is to doubt about the cache's numbers.
+
     Example:
         >>> copies = kvcache_otel.transfers("device", "host", cache="MyCache", timing="device_event")
         >>> with copies.transfer(bytes=block.nbytes, tokens={"kv": 64}, stream=side_stream):
@@ -92,6 +95,7 @@ class Transfers:
         self._set_up: dict[str, Any] = {"source": source, "destination": destination, "pools": pools, "name": name}
         self._set_up |= {"timing": timing, "queued": queued, "deadline_s": deadline_s, "limit": limit}
         self._complaints = Complaints(probe, f"{source} to {destination}")
+        self.doubts = probe.doubts
         self._harvester = probe.harvester
         self._make_route: Callable[[str], Route] = lambda of: probe.route(source, destination, name=name, timing=of)
         self._usual = self._make_route(timing)
