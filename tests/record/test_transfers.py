@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity
-from kvcache_otel.record import reading, timing, underway
+from kvcache_otel.record import foreign, reading, timing, underway
 from kvcache_otel.record.keys import LATER
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
@@ -278,9 +278,9 @@ def test_the_first_of_a_pair_takes_nothing_of_the_seconds(scene: Scene) -> None:
         end.record(stream)
         copy.end(events=(start, end))
     scene.transfers.given_up(copies[0])
-    assert [*scene.transfers._foreign.values()] == [copies[1]]
+    assert foreign._waiting[id(end)] is copies[1]
     scene.transfers.given_up(copies[1])
-    assert not scene.transfers._foreign
+    assert id(end) not in foreign._waiting
 
 
 def test_a_dict_of_tokens_may_be_used_again(scene: Scene) -> None:

@@ -58,6 +58,9 @@ class _Loss(NamedTuple):
     kind: str
 
 
+_RECORDED_AGAIN = _Loss("recorded again before they were read", "void")
+
+
 class Harvester:
     """The event pairs of one process that wait for their device, and what becomes of them.
 
@@ -313,10 +316,12 @@ class Harvester:
         """Returns the seconds of a pair, or why it tells none; None where the device is not done with it."""
         try:
             if pair.void:
-                return _Loss("recorded again before they were read", "void")
+                return _RECORDED_AGAIN
             if not pair.after.query():
                 return None
             seconds = plain(pair.before.elapsed_time(pair.after)) / 1000.0
+            if pair.void:  # They were just now.
+                return _RECORDED_AGAIN
             return seconds if 0 <= seconds < _INFINITY else _Loss(f"{seconds!r} s apart", "apart")
         except BaseException as error:  # Signals reach the main thread only: SystemExit is no signal handler's here.
             return _Loss(f"{type(error).__name__}: {printable(error)}", "raised")

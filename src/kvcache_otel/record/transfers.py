@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
+from kvcache_otel.record import foreign
 from kvcache_otel.record.cells import unread
 from kvcache_otel.record.complaints import Complaints, let_through
 from kvcache_otel.record.keys import LATER, Keys
@@ -113,8 +114,6 @@ class Transfers:
         self._deadline_s = deadline_s
         self._underway = Underway(self._complaints, deadline_s, limit)
         self._keys = Keys(self._complaints, deadline_s, limit)
-        # Somebody else's events that wait to be read, by the id of the later one.
-        self._foreign: dict[int, Transfer] = {}
         this = weakref.ref(self)
         labels: dict[str, str | int] = {
             semconv.KVCACHE_SOURCE_TIER: source,
@@ -302,7 +301,7 @@ class Transfers:
     def finished_on_device(self, transfer: Transfer, outcome: Outcome) -> None:
         """Counts a transfer whose device was asked."""
         if transfer.events is not None:
-            self._forget(transfer)
+            foreign.forget(transfer)
         elif outcome is Outcome.READ and transfer.stream is not None:
             transfer.stream.give_back(transfer.before, transfer.after)
         try:
@@ -314,7 +313,7 @@ class Transfers:
     def given_up(self, transfer: Transfer) -> None:
         """Keeps no events of a transfer whose device was not done in time."""
         if transfer.events is not None:
-            self._forget(transfer)
+            foreign.forget(transfer)
 
     def cancelled(self, transfer: Transfer) -> None:
         """Takes a transfer back that was none."""
@@ -369,9 +368,7 @@ class Transfers:
         route = self._route(TimingSource.DEVICE_EVENT)
         try:
             transfer.before, transfer.after = events
-            before = self._foreign.pop(id(transfer.after), None)
-            if before is not None:
-                before.void = True  # It waits still, and its events tell another transfer's time.
+            foreign.supersede(transfer.after)
             if transfer.after.query():
                 seconds = plain(transfer.before.elapsed_time(transfer.after)) / 1000.0
                 if not 0 <= seconds < _INFINITY:
@@ -382,18 +379,14 @@ class Transfers:
             else:
                 transfer.duration = route.duration
                 _keep_tokens(transfer)
-                self._foreign[id(transfer.after)] = transfer
+                foreign.wait_for(transfer)
                 if self._harvester.hand_over(transfer, None, self._deadline_s):
                     return
-                del self._foreign[id(transfer.after)]
+                foreign.forget(transfer)
         except BaseException as error:
             let_through(error)
             self._complaints.untimed(error)
         self._count(transfer, route)
-
-    def _forget(self, transfer: Transfer) -> None:
-        if self._foreign.get(id(transfer.after)) is transfer:  # The same pair may be another transfer's by now.
-            self._foreign.pop(id(transfer.after), None)
 
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)

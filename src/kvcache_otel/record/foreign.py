@@ -1,0 +1,74 @@
+"""Somebody else's events that wait for their device: whose time they tell, and that it is that of nobody else.
+
+An engine may hand the same two events over again, or take them from a pool and record them again, before they were
+read. Then they tell another copy's time, and the first copy has none.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvcache_otel.record.pair import Pair
+
+# The pairs that wait, by the id of the later event, which each keeps while it is in here: all of this process, since
+# an engine may use two events for one copy there and another back.
+_waiting: dict[int, Pair] = {}
+
+
+class _Recording:
+    """Takes the place of an event's `record`, among its own attributes, until it is called or the event was read."""
+
+    __slots__ = ("_event", "_pair")
+
+    def __init__(self, event: Any, pair: Pair) -> None:
+        self._event = event
+        self._pair = pair
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        self._pair.void = True  # First: whoever reads it at this moment looks at that afterwards.
+        _give_back(self._event)
+        return self._event.record(*args, **kwargs)
+
+
+def wait_for(pair: Pair) -> None:
+    """Says that a pair waits for its device. Whoever waited for the same event does not any more.
+
+    It is noticed too where the later event is recorded again: where only the earlier one is, it lies behind the other,
+    which is no time. Events that take no attributes are not noticed.
+    """
+    event: Any = pair.after
+    number = id(event)
+    if number in _waiting:
+        supersede(event)
+    _waiting[number] = pair
+    attributes = getattr(event, "__dict__", None)
+    if type(attributes) is dict and "record" not in attributes:
+        attributes["record"] = _Recording(event, pair)
+
+
+def supersede(event: Any) -> None:
+    """Says that an event is not what another pair waits for any more, if one does."""
+    before = _waiting.pop(id(event), None)
+    if before is not None:
+        before.void = True
+        _give_back(event)
+
+
+def forget(pair: Pair) -> None:
+    """Says that a pair does not wait any more."""
+    number = id(pair.after)
+    if _waiting.get(number) is pair:  # The same events may be another's by now.
+        del _waiting[number]
+        _give_back(pair.after)
+
+
+def _give_back(event: Any) -> None:
+    attributes = getattr(event, "__dict__", None)
+    if type(attributes) is dict and type(attributes.get("record")) is _Recording:
+        del attributes["record"]
+
+
+# The harvester keeps what it inherits: an event must not be destroyed there.
+os.register_at_fork(after_in_child=_waiting.clear)
