@@ -200,6 +200,39 @@ def test_an_event_with_a_record_of_its_own_keeps_it(scene: Scene) -> None:
     assert (scene.samples(), vars(end)["record"]) == (1, own)
 
 
+def test_what_somebody_has_put_around_an_event_that_waits_stays_and_is_called_once(scene: Scene) -> None:
+    stream, start, end, called = FakeStream(), FakeEvent(), FakeEvent(), []
+    around(stream, 1.0, start, end)
+    scene.transfers.begin().end(events=(start, end))
+    ours: Any = end.record
+
+    def theirs(stream: FakeStream) -> None:
+        called.append(stream)
+        ours(stream)
+
+    vars(end)["record"] = theirs
+    end.record(stream)
+    assert (called, end.recorded, end.record) == ([stream], 2, theirs)
+    stream.run()
+    assert scene.settled()
+    assert (scene.samples(), scene.lost()) == (0, 1)
+
+
+def test_who_keeps_what_records_an_event_tells_of_whoever_waits_for_it_then(scene: Scene) -> None:
+    stream, start, end = FakeStream(), FakeEvent(), FakeEvent()
+    around(stream, 1.0, start, end)
+    scene.transfers.begin().end(events=(start, end))
+    kept: Any = end.record
+    stream.run()
+    assert scene.settled()
+    around(stream, 2.0, start, end)
+    scene.transfers.begin().end(events=(start, end))
+    kept(stream)
+    stream.run()
+    assert scene.settled()
+    assert (scene.samples(), scene.lost(), end.recorded) == (1, 1, 3)
+
+
 def test_events_that_found_no_room_are_left_alone(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene.recorder.harvester, "_limit", 0)
     stream, start, end = FakeStream(), FakeEvent(), FakeEvent()

@@ -20,16 +20,16 @@ _waiting: dict[int, Pair] = {}
 class _Recording:
     """Takes the place of an event's `record`, among its own attributes, until it is called or the event was read."""
 
-    __slots__ = ("_event", "_pair")
+    __slots__ = ("_event",)
 
-    def __init__(self, event: Any, pair: Pair) -> None:
+    def __init__(self, event: Any) -> None:
         self._event = event
-        self._pair = pair
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        self._pair.void = True  # First: whoever reads it at this moment looks at that afterwards.
-        _give_back(self._event)
-        return self._event.record(*args, **kwargs)
+        event = self._event
+        supersede(event)  # First: whoever reads it at this moment looks at that afterwards.
+        kind: Any = type(event)
+        return kind.record(event, *args, **kwargs)
 
 
 def wait_for(pair: Pair) -> None:
@@ -44,8 +44,8 @@ def wait_for(pair: Pair) -> None:
         supersede(event)
     _waiting[number] = pair
     attributes = getattr(event, "__dict__", None)
-    if type(attributes) is dict and "record" not in attributes:
-        attributes["record"] = _Recording(event, pair)
+    if type(attributes) is dict and "record" not in attributes and hasattr(type(event), "record"):
+        attributes["record"] = _Recording(event)
 
 
 def supersede(event: Any) -> None:
@@ -67,7 +67,7 @@ def forget(pair: Pair) -> None:
 def _give_back(event: Any) -> None:
     attributes = getattr(event, "__dict__", None)
     if type(attributes) is dict and type(attributes.get("record")) is _Recording:
-        del attributes["record"]
+        attributes.pop("record", None)
 
 
 # The harvester keeps what it inherits: an event must not be destroyed there.
