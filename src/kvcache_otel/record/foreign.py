@@ -43,8 +43,8 @@ def wait_for(pair: Pair) -> None:
     if number in _waiting:
         supersede(event)
     _waiting[number] = pair
-    attributes = getattr(event, "__dict__", None)
-    if type(attributes) is dict and "record" not in attributes and hasattr(type(event), "record"):
+    attributes = _attributes(event)
+    if attributes is not None and "record" not in attributes and hasattr(type(event), "record"):
         attributes["record"] = _Recording(event)
 
 
@@ -65,9 +65,14 @@ def forget(pair: Pair) -> None:
 
 
 def _give_back(event: Any) -> None:
-    attributes = getattr(event, "__dict__", None)
-    if type(attributes) is dict and type(attributes.get("record")) is _Recording:
+    attributes = _attributes(event)
+    if attributes is not None and type(attributes.get("record")) is _Recording:
         attributes.pop("record", None)
+
+
+def _attributes(event: Any) -> dict[str, Any] | None:
+    attributes: Any = getattr(event, "__dict__", None)
+    return attributes if type(attributes) is dict else None
 
 
 # The harvester keeps what it inherits: an event must not be destroyed there.
