@@ -65,6 +65,12 @@ def make_both():
     return controller, tree
 
 
+def make_swapped():
+    controller = make()
+    controller.write_back = lambda block: block
+    return controller
+
+
 def only_the_handle():
     return kv.instrument_controller(Controller(), tiers={"device": "kv"}, methods={"write_back": kv.Eviction(tokens=1)})
 
@@ -158,6 +164,13 @@ def test_what_is_missing_is_said_of_each_object(run: Doctor) -> None:
     assert "- what is evicted from device (hook gone) - blocks resident on host Tree of Shop" in said.words
     assert said.sentence.startswith("It works, with 1 warning and 2 missing hooks (see above): the KV caches of ")
     assert [line for line in said.out.splitlines() if len(line) > WIDTH] == []
+
+
+def test_a_hook_that_calls_do_not_come_by_is_not_attached(run: Doctor) -> None:
+    said = run("shop:make_swapped")
+    assert said.status == 1
+    assert "MISSING write_back another has been put in its place on the object itself since" in said.words
+    assert "0 of 1 hooks and gauges are attached" in said.words
 
 
 def test_json_tells_the_same(run: Doctor) -> None:

@@ -7,7 +7,7 @@ read. Then they tell another copy's time, and the first copy has none.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from kvcache_otel.record.pair import Pair
@@ -28,7 +28,7 @@ class _Recording:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         event = self._event
         supersede(event)  # First: whoever reads it at this moment looks at that afterwards.
-        kind: Any = type(event)
+        kind: Any = event.__class__
         return kind.record(event, *args, **kwargs)
 
 
@@ -44,7 +44,7 @@ def wait_for(pair: Pair) -> None:
         supersede(event)
     _waiting[number] = pair
     attributes = _attributes(event)
-    if attributes is not None and "record" not in attributes and hasattr(type(event), "record"):
+    if attributes is not None and "record" not in attributes and hasattr(event.__class__, "record"):
         attributes["record"] = _Recording(event)
 
 
@@ -72,7 +72,7 @@ def _give_back(event: Any) -> None:
 
 def _attributes(event: Any) -> dict[str, Any] | None:
     attributes: Any = getattr(event, "__dict__", None)
-    return attributes if type(attributes) is dict else None
+    return cast("dict[str, Any]", attributes) if type(attributes) is dict else None
 
 
 # The harvester keeps what it inherits: an event must not be destroyed there.

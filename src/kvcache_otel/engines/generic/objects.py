@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -11,6 +12,7 @@ from kvcache_otel.engines.generic import classes
 from kvcache_otel.engines.generic.classes import attributes_of
 from kvcache_otel.engines.generic.copied import reduce_plainly
 from kvcache_otel.engines.generic.stand_ins import Wrapped, is_hooked
+from kvcache_otel.engines.generic.standing import unheard
 from kvcache_otel.engines.hooks import HookPoint
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 class ObjectPoint(HookPoint):
     """A hook on one object. What it fails at is counted for good: the object may be gone before somebody reads."""
 
-    __slots__ = ("__weakref__", "_bodies", "_failures")
+    __slots__ = ("__weakref__", "_bodies", "_failures", "_place")
 
     def __init__(self, hook: Hook, failures: Counter, lost: Callable[[bool], None]) -> None:
         """Args:
@@ -40,11 +42,26 @@ class ObjectPoint(HookPoint):
         bodies = self._bodies
         super().__init__(hook, lambda _: bodies[0], lambda: lost(self.state == "aside"))
         self._failures = failures
+        self._place: Place | None = None
         self.state, self.why = "missing", "it is not in its place"
 
     def reads(self, body: Callable[..., Any]) -> None:
         """Says what reads the fact."""
         self._bodies[:] = [body]
+
+    def put(self, place: Place) -> None:
+        """Says where it was put."""
+        self._place = place
+        self.placed(place.state, "")
+
+    def unheard(self) -> str:
+        """Returns why calls do not come by it any more, in words; empty where they do, or it was never put there."""
+        return "" if self._place is None else self._place.unheard()
+
+    def detach(self) -> None:
+        """Takes it off, as `HookPoint` does; what it was around is let go at once."""
+        self._place = None
+        super().detach()
 
     def failed(self, error: Exception) -> None:
         """Counts a failure, as `HookPoint` does."""
@@ -114,7 +131,7 @@ def _goes_on(bound: Any) -> bool:
 class Place:
     """Where a method has hooks around it: on its object's class, which hands them out on this object alone."""
 
-    __slots__ = ("_hook", "_wrapped")
+    __slots__ = ("_hook", "_owner", "_wrapped")
 
     def __init__(self, owner: Any, name: str, method: Found, points: Sequence[HookPoint]) -> None:
         """Args:
@@ -127,6 +144,7 @@ class Place:
             Exception: The object's class lets nobody set its attributes.
         """
         function = reduce_plainly if name == "__reduce_ex__" else _of_owner(name, method)
+        self._owner = weakref.ref(owner)
         self._wrapped = Wrapped(method.found, function, points)
         self._hook = classes.hook_for(owner, name, self._wrapped, own=method.own)
 
@@ -135,8 +153,16 @@ class Place:
         return is_hooked(getattr(owner, self._hook.name, None), self._wrapped)
 
     def state(self) -> State:
-        """Returns whether it is there still: somebody may have put another method into its place, on the class."""
-        return "attached" if self._hook.in_place else "missing"
+        """Returns whether it is there still: somebody may have put another method into its place."""
+        return "missing" if self.unheard() else "attached"
+
+    def unheard(self) -> str:
+        """Returns why it is not there any more, in words; empty where it is."""
+        owner = self._owner()
+        try:
+            return "" if owner is None else unheard(self._hook, owner, self._wrapped)
+        except Exception as error:  # What is there now may be anything.
+            return f"what is in its place since cannot be looked at: {type(error).__name__}"
 
     def clear(self, owner: Any) -> None:
         """Takes the hooks off; the class is as it was when there is no other object of it that has them."""
