@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     monkeypatch.setattr(reading, "NAPS", 0)
-    foreign._waiting.clear()
+    foreign.waiting.clear()
     yield
     while MADE:
         MADE.pop().recorder.harvester.stop(ENOUGH_S)
-    assert not foreign._waiting
+    assert not foreign.waiting
 
 
 @pytest.fixture

@@ -278,9 +278,9 @@ def test_the_first_of_a_pair_takes_nothing_of_the_seconds(scene: Scene) -> None:
         end.record(stream)
         copy.end(events=(start, end))
     scene.transfers.given_up(copies[0])
-    assert foreign._waiting[id(end)] is copies[1]
+    assert foreign.waiting[id(end)] is copies[1]
     scene.transfers.given_up(copies[1])
-    assert id(end) not in foreign._waiting
+    assert id(end) not in foreign.waiting
 
 
 def test_a_dict_of_tokens_may_be_used_again(scene: Scene) -> None:

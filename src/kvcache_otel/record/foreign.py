@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from kvcache_otel.record.pair import Pair
 
-# The pairs that wait, by the id of the later event, which each keeps while it is in here: all of this process, since
-# an engine may use two events for one copy there and another back.
-_waiting: dict[int, Pair] = {}
+waiting: dict[int, Pair] = {}
+"""The pairs that wait, by the id of the later event, which each keeps while it is in here: all of this process, since
+an engine may use two events for one copy there and another back."""
 
 
 class _Recording:
@@ -40,9 +40,9 @@ def wait_for(pair: Pair) -> None:
     """
     event: Any = pair.after
     number = id(event)
-    if number in _waiting:
+    if number in waiting:
         supersede(event)
-    _waiting[number] = pair
+    waiting[number] = pair
     attributes = _attributes(event)
     if attributes is not None and "record" not in attributes and hasattr(event.__class__, "record"):
         attributes["record"] = _Recording(event)
@@ -50,7 +50,7 @@ def wait_for(pair: Pair) -> None:
 
 def supersede(event: Any) -> None:
     """Says that an event is not what another pair waits for any more, if one does."""
-    before = _waiting.pop(id(event), None)
+    before = waiting.pop(id(event), None)
     if before is not None:
         before.void = True
         _give_back(event)
@@ -59,8 +59,8 @@ def supersede(event: Any) -> None:
 def forget(pair: Pair) -> None:
     """Says that a pair does not wait any more."""
     number = id(pair.after)
-    if _waiting.get(number) is pair:  # The same events may be another's by now.
-        del _waiting[number]
+    if waiting.get(number) is pair:  # The same events may be another's by now.
+        del waiting[number]
         _give_back(pair.after)
 
 
@@ -76,4 +76,4 @@ def _attributes(event: Any) -> dict[str, Any] | None:
 
 
 # The harvester keeps what it inherits: an event must not be destroyed there.
-os.register_at_fork(after_in_child=_waiting.clear)
+os.register_at_fork(after_in_child=waiting.clear)

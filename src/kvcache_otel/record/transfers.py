@@ -10,7 +10,6 @@ import operator
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -195,11 +194,14 @@ class Transfers:
                     self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
             self._active.add(1)  # Before another thread may end it by its key.
-            self._underway.add(transfer)
+            underway = self._underway
+            underway.begun.append(transfer)
+            if len(underway.begun) >= underway.look_at:
+                underway.look_over()
             if key is LATER:
                 self._keys.expect(transfer)
-            elif key is not None:
-                self.keep(transfer, key)
+            elif key is not None and (before := self._keys.keep(transfer, key)) is not None:
+                self._displaced(before)
             if requested is not None:  # Last: it may be no time at all.
                 self.waited(transfer.began - requested)
         except BaseException as error:
@@ -242,10 +244,8 @@ class Transfers:
             key: Its key. Who has it already has not ended, and cannot any more.
         """
         before = self._keys.keep(transfer, key)
-        if before is not None and not before.ended:
-            before.ended = True
-            self._active.add(-1)
-            self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
+        if before is not None:
+            self._displaced(before)
 
     @property
     def open_keys(self) -> int:
@@ -280,12 +280,24 @@ class Transfers:
             self._finish_by(transfer, transfer.events)
         elif transfer.seconds is not None:
             self._timed(transfer, TimingSource.ENGINE_REPORT, transfer.seconds)
-        elif transfer.stream is not None:
-            self._finish_on(transfer, transfer.stream)
+        elif (stream := transfer.stream) is not None:
+            route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
+            if transfer.after is None:
+                self.mark_end(transfer)
+            if transfer.before is not None:
+                transfer.duration = route.duration
+                if transfer.tokens is not None:
+                    transfer.tokens = _kept(transfer.tokens)
+                if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
+                    return
+                stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
+            self._count(transfer, route)
         else:
             at: Any = time.monotonic() if transfer.at is None else transfer.at
-            with suppress(Exception):  # What it is then is no time either, and that is said.
+            try:  # noqa: SIM105 (suppress() would take longer than all of this)
                 at -= transfer.began
+            except Exception:  # What it is then is no time either, and that is said.
+                pass
             self._timed(transfer, TimingSource.WALL_CLOCK, at)
 
     def failed(self, error: Failure, moved: int | None, tokens: Tokens) -> None:
@@ -326,9 +338,10 @@ class Transfers:
 
     def mark_end(self, transfer: Transfer) -> None:
         """Records an event of ours after a transfer, where there is one before it."""
-        if transfer.stream is not None and transfer.before is not None:
+        stream = transfer.stream
+        if stream is not None and transfer.before is not None:
             try:
-                transfer.after = transfer.stream.mark()
+                transfer.after = stream.mark()
             except BaseException as error:
                 let_through(error)
                 self._complaints.untimed(error)
@@ -350,27 +363,22 @@ class Transfers:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _finish_on(self, transfer: Transfer, stream: Any) -> None:
-        """Hands the events of ours around a transfer over."""
-        route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
-        if transfer.after is None:
-            self.mark_end(transfer)
-        if transfer.before is not None:
-            transfer.duration = route.duration
-            _keep_tokens(transfer)
-            if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
-                return
-            stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
-        self._count(transfer, route)
+    def _displaced(self, transfer: Transfer) -> None:
+        if not transfer.ended:
+            transfer.ended = True
+            self._active.add(-1)
+            self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
 
     def _finish_by(self, transfer: Transfer, events: Any) -> None:
         """Reads somebody else's events, at once where they are done with: they may be recorded again afterwards."""
-        route = self._route(TimingSource.DEVICE_EVENT)
+        route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
         try:
-            transfer.before, transfer.after = events
-            foreign.supersede(transfer.after)
-            if transfer.after.query():
-                seconds = plain(transfer.before.elapsed_time(transfer.after)) / 1000.0
+            transfer.before, transfer.after = before, after = events
+            if foreign.waiting:
+                foreign.supersede(after)
+            if after.query():
+                milliseconds = before.elapsed_time(after)
+                seconds = (milliseconds if type(milliseconds) is float else plain(milliseconds)) / 1000.0
                 if not 0 <= seconds < _INFINITY:
                     raise ValueError(f"{seconds!r} s apart")
                 route.duration.record(seconds)
@@ -378,7 +386,7 @@ class Transfers:
                 raise RuntimeError("the device is not done with them, and they are lent only")
             else:
                 transfer.duration = route.duration
-                _keep_tokens(transfer)
+                transfer.tokens = _kept(transfer.tokens)
                 foreign.wait_for(transfer)
                 if self._harvester.hand_over(transfer, None, self._deadline_s):
                     return
@@ -404,7 +412,8 @@ class Transfers:
         transfer.before = transfer.after = transfer.events = None  # Whoever keeps it keeps none of the device's.
 
     def _count_tokens(self, tokens: Any) -> None:
-        if type(tokens) is int or not isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
+        # To ask an abstract class takes longest of all.
+        if type(tokens) is int or (type(tokens) is not dict and not isinstance(tokens, Mapping)):
             self._tokens[self._first_pool].add(operator.index(tokens))
             return
         for pool, count in cast("Mapping[str, int]", tokens).items():
@@ -428,13 +437,11 @@ class Transfers:
         self._harvester.look_after()
 
 
-def _keep_tokens(transfer: Transfer) -> None:
-    """Takes what is said of pools now: whoever said it may use the same dict for the next transfer."""
-    tokens = transfer.tokens
-    if tokens is None or type(tokens) is int:
-        return
-    if type(tokens) is dict or isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
-        transfer.tokens = {**cast("Mapping[str, int]", tokens)}
+def _kept(tokens: Tokens) -> Tokens:
+    """Returns what is said of pools, as it is now: whoever said it may use the same dict for the next transfer."""
+    if type(tokens) is dict or (type(tokens) is not int and isinstance(tokens, Mapping)):
+        return {**cast("Mapping[str, int]", tokens)}  # To ask an abstract class takes longest of all.
+    return tokens
 
 
 def _look_after(transfers: Transfers | None) -> None:
