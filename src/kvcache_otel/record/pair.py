@@ -43,9 +43,10 @@ class Pair:
         added: When it was handed over, by `time.monotonic`.
         until: When it is given up, by the same clock.
         void: Whether its events were recorded again, so that their distance is not this copy's any more.
+        told: The seconds between them as they were before that; None where the device was not done with them.
     """
 
-    __slots__ = ("_doubts", "added", "after", "before", "duration", "until", "void")
+    __slots__ = ("_doubts", "added", "after", "before", "duration", "told", "until", "void")
 
     def __init__(
         self, before: DeviceEvent, after: DeviceEvent, duration: Histogram, doubts: Doubts | None = None
@@ -56,6 +57,7 @@ class Pair:
         self._doubts = doubts
         self.added = self.until = 0.0
         self.void = False
+        self.told: float | None = None
 
     @property
     def doubts(self) -> Doubts | None:

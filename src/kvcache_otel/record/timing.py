@@ -61,6 +61,10 @@ class _Loss(NamedTuple):
 _RECORDED_AGAIN = _Loss("recorded again before they were read", "void")
 
 
+def _before_that(pair: Pair) -> float | _Loss:
+    return _RECORDED_AGAIN if pair.told is None else pair.told
+
+
 class Harvester:
     """The event pairs of one process that wait for their device, and what becomes of them.
 
@@ -316,12 +320,12 @@ class Harvester:
         """Returns the seconds of a pair, or why it tells none; None where the device is not done with it."""
         try:
             if pair.void:
-                return _RECORDED_AGAIN
+                return _before_that(pair)
             if not pair.after.query():
                 return None
             seconds = plain(pair.before.elapsed_time(pair.after)) / 1000.0
-            if pair.void:  # They were just now.
-                return _RECORDED_AGAIN
+            if pair.void:  # They were recorded just now.
+                return _before_that(pair)
             return seconds if 0 <= seconds < _INFINITY else _Loss(f"{seconds!r} s apart", "apart")
         except BaseException as error:  # Signals reach the main thread only: SystemExit is no signal handler's here.
             return _Loss(f"{type(error).__name__}: {printable(error)}", "raised")

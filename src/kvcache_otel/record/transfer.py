@@ -74,6 +74,7 @@ class Transfer(Pair):
         self.seconds: float | None = None
         self.at: float | None = None
         self.events: Events = None
+        self.told = None
         self.before = self.after = None
         self.lent = self.ended = self.void = self.expected = False
         self.began = time.monotonic()

@@ -375,7 +375,7 @@ class Transfers:
         try:
             transfer.before, transfer.after = before, after = events
             if foreign.waiting:
-                foreign.supersede(after)
+                foreign.supersede(foreign.waiting.get(id(after)))
             if after.query():
                 milliseconds = before.elapsed_time(after)
                 seconds = (milliseconds if type(milliseconds) is float else plain(milliseconds)) / 1000.0
