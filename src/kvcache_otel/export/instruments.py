@@ -23,6 +23,9 @@ _logger = logging.getLogger(__name__)
 
 SCOPE_NAME = "kvcache_otel"
 
+# The metric that a collection asks for first: instruments are asked in the order in which they were made.
+_FIRST = next(iter(semconv.METRICS.values()))
+
 
 class Instruments:
     """The instruments of one meter.
@@ -73,6 +76,8 @@ class Instruments:
             if recorder is None or os.getpid() != self._pid:
                 return observations
             try:
+                if spec is _FIRST:
+                    recorder.harvester.freshen()
                 for attributes, value in recorder.points(spec):
                     observations.append(Observation(value, attributes))
             except KeyboardInterrupt:

@@ -39,6 +39,9 @@ LIMIT = 4096
 # How long a pair may wait. A copy that takes longer will hardly end at all.
 DEADLINE_S = 60.0
 
+# How long a collection may wait for what is to be read before it. It is a matter of a millisecond.
+FRESHEN_S = 0.02
+
 _INFINITY = float("inf")
 
 # A pair that nobody has looked at yet: its events, where the seconds between them go, and what counts that it tells
@@ -184,6 +187,15 @@ class Harvester:
             if hung.is_late(now):
                 self._give_up(hung, "no answer in its time")
 
+    def freshen(self) -> None:
+        """Has pairs read that the device is done with, before somebody collects; on any thread. Never raises.
+
+        Nobody is kept for long: what takes longer is read afterwards.
+        """
+        reader = self._reader
+        if self._pairs and reader is not None and not self._hung:
+            reader.finish_round(FRESHEN_S)
+
     def stop(self, timeout_s: float) -> None:
         """Reads every pair that its device is done with, and ends the thread; the next pair starts another.
 
@@ -258,7 +270,7 @@ class Harvester:
         asking.since = now = time.monotonic()
         unasked = {id(hung.lane) for hung in self._hung}  # Nor would they answer.
         undone: set[int] = set()  # Lanes whose head the device is not done with: nor is it then with what comes after.
-        waiting, settled = len(pairs), 0
+        waiting, settled, took = len(pairs), 0, 0.0
         for _ in range(waiting if at_most is None else min(waiting, at_most)):
             try:
                 taken = pairs.popleft()
@@ -278,6 +290,8 @@ class Harvester:
                 answer = self._ask(pair)
                 if asking.claim() is None or (answer is not None and self._settle(pair, answer)):
                     settled += 1
+                    if type(answer) is float and answer > took:
+                        took = answer
                     if asking.relieved:
                         break
                     continue
@@ -299,7 +313,7 @@ class Harvester:
             return self._relieved(asking, settled)
         if stopped is not None and pairs:
             self._rouse()  # They came meanwhile, and are another thread's.
-        return Round(settled, len(pairs))
+        return Round(settled, len(pairs), took)
 
     def _dated(self, new: _New) -> Pair:
         pair = Pair(*new)
