@@ -406,7 +406,8 @@ class Transfers:
     def _count(self, transfer: Transfer, route: Route) -> None:
         self._active.add(-1)
         route.finished.add(1)
-        route.moved.add(operator.index(transfer.bytes))
+        moved = transfer.bytes
+        route.moved.add(moved if type(moved) is int else operator.index(moved))
         if transfer.tokens is not None:
             self._count_tokens(transfer.tokens)
         transfer.before = transfer.after = transfer.events = None  # Whoever keeps it keeps none of the device's.
@@ -421,7 +422,7 @@ class Transfers:
             if counter is None:
                 self._complaints.undeclared(pool)
             else:
-                counter.add(operator.index(count))
+                counter.add(count if type(count) is int else operator.index(count))
 
     def _route(self, source: str) -> Route:
         route = self._routes.get(source)
