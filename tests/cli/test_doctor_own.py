@@ -85,6 +85,12 @@ def nothing_fits():
     return controller
 
 
+def nothing_to_wrap():
+    controller = Controller()
+    kv.instrument_controller(controller, tiers={"device": "kv"}, methods={"blocks": kv.Eviction(tokens=1)})
+    return controller
+
+
 def with_arguments(size): ...
 
 
@@ -232,7 +238,8 @@ def test_whatever_makes_a_cache_can_be_named(run: Doctor, shop: Path, source: st
         ("shop", "nothing of shop is instrumented", "instrument_controller"),
         ("shop:BACKUP", "nothing of shop:BACKUP is instrumented", "instrument_controller"),
         ("shop:only_the_handle", "its object is gone already", "return the object"),
-        ("shop:nothing_fits", "0 of 1 hooks and gauges are attached", "methods="),
+        ("shop:nothing_fits", "nothing of Controller would be measured: Controller has no gone", "methods="),
+        ("shop:nothing_to_wrap", "0 of 1 hooks and gauges are attached", "methods="),
     ],
 )
 def test_what_keeps_a_cache_from_being_measured_is_one_clear_line(
@@ -253,8 +260,9 @@ OTHERS = """
 import kvcache_otel as kv
 import shop
 
+EVICTS = {"write_back": kv.Eviction(tokens=1)}
 cache = shop.make(cache="First")
-handle = kv.instrument_controller(shop.Controller(), tiers={"device": "kv"}, methods={}, cache="Gone")
+handle = kv.instrument_controller(shop.Controller(), tiers={"device": "kv"}, methods=EVICTS, cache="Gone")
 bare = shop.Controller()
 copies = kv.transfers("device", "host", cache="Copies")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Tokens = int | Mapping[str, int] | None
     Events = tuple[DeviceEvent, DeviceEvent] | None
-    Failure = str | BaseException | None
+    Failure = str | BaseException | type[BaseException] | None
 
 
 class Transfer(Pair):
@@ -107,8 +107,9 @@ class Transfer(Pair):
             events: As the attribute.
             lent: As the attribute: the pair is read now or not at all.
             at: As the attribute.
-            error: What went wrong: an exception, or a short word. Then only what is said here has moved, and there is
-                no duration.
+            error: What went wrong: an exception, its class, or a short word, always the same for the same fault: in one
+                direction the first 16 have rows of their own. Then only what is said here has moved, and there is no
+                duration.
         """
         if self.ended:
             self._transfers.ended_twice()

@@ -19,14 +19,14 @@ from kvcache_otel.record import foreign
 from kvcache_otel.record.cells import unread
 from kvcache_otel.record.complaints import Complaints, let_through
 from kvcache_otel.record.keys import LATER, Keys
-from kvcache_otel.record.labels import declared
+from kvcache_otel.record.labels import declared, printable
 from kvcache_otel.record.pair import Outcome
 from kvcache_otel.record.plain import plain
 from kvcache_otel.record.streams import NO_STREAM
 from kvcache_otel.record.timing import DEADLINE_S, LIMIT
 from kvcache_otel.record.transfer import Transfer
 from kvcache_otel.record.underway import Underway
-from kvcache_otel.semconv import Reason, TimingSource
+from kvcache_otel.semconv import ErrorType, Reason, TimingSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from kvcache_otel.record.transfer import Events, Failure, Tokens
 
 _INFINITY = float("inf")
+
+# Kinds of errors that have a row of their own, in one direction: each is a series for ever.
+ERROR_TYPES = 16
 
 
 class Transfers:
@@ -101,6 +104,7 @@ class Transfers:
         self._usual = self._make_route(timing)
         self._routes = {timing: self._usual}
         self._active = self._usual.active
+        self._failures: dict[str, Counter] = {}
         self._tokens: dict[str, Counter] = {
             pool: self._usual.tokens(declared(semconv.KVCACHE_POOL, pool)) for pool in pools
         }
@@ -303,8 +307,7 @@ class Transfers:
     def failed(self, error: Failure, moved: int | None, tokens: Tokens) -> None:
         """Counts a transfer that has failed, and what it moved nevertheless."""
         self._active.add(-1)
-        kind = error if isinstance(error, str) else type(error).__name__
-        self._usual.failures(kind or semconv.ErrorType.OTHER).add(1)
+        self._failures_of(error).add(1)
         if moved is not None:
             self._usual.moved.add(operator.index(moved))
         if tokens is not None:
@@ -362,6 +365,20 @@ class Transfers:
         self._complaints.broken(error)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _failures_of(self, error: Failure) -> Counter:
+        """Returns the counter of what went wrong: the first few kinds of it have one each, the others one together."""
+        kind = error if isinstance(error, str) else (error if isinstance(error, type) else type(error)).__name__
+        kind = printable(kind) or ErrorType.OTHER
+        counter = self._failures.get(kind)
+        if counter is None:
+            if len(self._failures) >= ERROR_TYPES:
+                self._complaints.say(
+                    "errors", f"more than {ERROR_TYPES} kinds of errors; others are {ErrorType.OTHER!r}"
+                )
+                kind = ErrorType.OTHER
+            counter = self._failures[kind] = self._usual.failures(kind)
+        return counter
 
     def _displaced(self, transfer: Transfer) -> None:
         if not transfer.ended:

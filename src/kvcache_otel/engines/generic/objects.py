@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from contextlib import suppress
+from functools import partialmethod, singledispatchmethod
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _MORE = ("__getitem__", "__len__", "__iter__", "__enter__", "__await__")
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
+
+# What is bound to an object without running any code of the engine's, and cannot be called itself.
+_METHODS = (staticmethod, classmethod, partialmethod, singledispatchmethod)
 
 
 class ObjectPoint(HookPoint):
@@ -77,6 +81,10 @@ def has_attributes(owner: object) -> bool:
         return False
 
 
+class Absent(str):
+    """Why there is no method, where there is nothing of its name at all."""
+
+
 class Found(NamedTuple):
     """A method that can be wrapped.
 
@@ -97,25 +105,39 @@ def find(owner: Any, name: str) -> Found | str:
     kind: str = owned.__name__
     if name.startswith("__") and name.endswith("__"):
         return f"{kind}.{name} is called by Python itself, which looks at the class"
+    there = attributes_of(owner).get(name, classes.NOTHING)
+    _, found = classes.static(owned, name)
+    if there is classes.NOTHING and (asked := _asked(found)):
+        return f"{kind}.{name} is a {asked}"
     try:
         bound = getattr(owner, name, None)
     except Exception as error:  # A property of somebody's.
         return f"asking {kind} for {name} fails: {type(error).__name__}"
     if bound is None:
-        return f"{kind} has no {name}"
+        return Absent(f"{kind} has no {name}")
     if not callable(bound):
         return f"{kind}.{name} is no method"
     if _goes_on(bound):
         return f"{kind}.{name} goes on after it has returned: tell of it from inside, with `transfers`"
     if not hasattr(bound, "__wrapped__") and any(classes.has_sign(bound, more) for more in _MORE):
         return f"{kind}.{name} is a {type(bound).__name__}, which is more than a function: it stays as it is"
-    _, found = classes.static(owned, name)
-    if isinstance(found, property):
-        return f"{kind}.{name} is a property"
     if classes.has_sign(found, "__set__"):
         return f"{kind} does not look {name} up on its objects"
     own = attributes_of(owner).get(name, classes.NOTHING)
     return Found(found, bound, own=False) if own is classes.NOTHING else Found(own, bound, own=True)
+
+
+def _asked(found: Any) -> str:
+    """Returns what a class has in place of a method that runs code of its own when it is asked for; empty for a method.
+
+    A lazy attribute is made by whoever asks first: that must be the engine.
+    """
+    kind = cast("type[Any]", type(found))
+    if isinstance(found, property):
+        return "property"
+    if found is classes.NOTHING or not hasattr(kind, "__get__") or callable(found):
+        return ""
+    return "" if isinstance(found, _METHODS) else f"{kind.__name__}, which is asked for and not called"
 
 
 def _goes_on(bound: Any) -> bool:
