@@ -107,8 +107,12 @@ def find(owner: Any, name: str) -> Found | str:
         return f"{kind}.{name} is called by Python itself, which looks at the class"
     there = attributes_of(owner).get(name, classes.NOTHING)
     _, found = classes.static(owned, name)
-    if there is classes.NOTHING and (asked := _asked(found)):
-        return f"{kind}.{name} is a {asked}"
+    if isinstance(found, property):
+        return f"{kind}.{name} is a property"
+    if classes.has_sign(found, "__set__"):
+        return f"{kind} does not look {name} up on its objects"
+    if there is classes.NOTHING and _is_asked_for(found):
+        return f"{kind}.{name} is a {type(found).__name__}, which is asked for and not called"
     try:
         bound = getattr(owner, name, None)
     except Exception as error:  # A property of somebody's.
@@ -121,23 +125,18 @@ def find(owner: Any, name: str) -> Found | str:
         return f"{kind}.{name} goes on after it has returned: tell of it from inside, with `transfers`"
     if not hasattr(bound, "__wrapped__") and any(classes.has_sign(bound, more) for more in _MORE):
         return f"{kind}.{name} is a {type(bound).__name__}, which is more than a function: it stays as it is"
-    if classes.has_sign(found, "__set__"):
-        return f"{kind} does not look {name} up on its objects"
-    own = attributes_of(owner).get(name, classes.NOTHING)
-    return Found(found, bound, own=False) if own is classes.NOTHING else Found(own, bound, own=True)
+    return Found(found, bound, own=False) if there is classes.NOTHING else Found(there, bound, own=True)
 
 
-def _asked(found: Any) -> str:
-    """Returns what a class has in place of a method that runs code of its own when it is asked for; empty for a method.
+def _is_asked_for(found: Any) -> bool:
+    """Returns whether what a class has runs code of its own when it is asked for, in place of when it is called.
 
     A lazy attribute is made by whoever asks first: that must be the engine.
     """
-    kind = cast("type[Any]", type(found))
-    if isinstance(found, property):
-        return "property"
-    if found is classes.NOTHING or not hasattr(kind, "__get__") or callable(found):
-        return ""
-    return "" if isinstance(found, _METHODS) else f"{kind.__name__}, which is asked for and not called"
+    if found is classes.NOTHING or callable(found) or not classes.has_sign(found, "__get__"):
+        return False
+    # A decorator says what it was put around.
+    return not isinstance(found, _METHODS) and inspect.getattr_static(found, "__wrapped__", None) is None
 
 
 def _goes_on(bound: Any) -> bool:
