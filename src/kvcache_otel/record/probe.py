@@ -33,9 +33,10 @@ class CacheProbe:
     Attributes:
         harvester: Where event pairs wait for their device; `Route.timed` hands them over.
         doubts: Counts what there is to doubt about this cache's numbers.
+        changes: Around changes of rows that add up.
     """
 
-    __slots__ = ("_recorder", "doubts", "harvester", "identity")
+    __slots__ = ("_recorder", "changes", "doubts", "harvester", "identity")
 
     def __init__(self, recorder: Recorder, identity: Identity) -> None:
         """Args:
@@ -44,6 +45,7 @@ class CacheProbe:
         """
         self._recorder = recorder
         self.harvester = recorder.harvester
+        self.changes = recorder.changes
         self.identity = identity
         self.doubts = recorder.doubts(identity)
 

@@ -23,6 +23,7 @@ from kvcache_otel.record.cells import (
 from kvcache_otel.record.doubts import Doubts
 from kvcache_otel.record.labels import Labels, printable
 from kvcache_otel.record.timing import Harvester
+from kvcache_otel.record.together import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,6 +90,7 @@ class Recorder:
         identity: The process's own, on what is about none of its caches.
         replayed: Samples that wait for the histograms of somebody else's provider, or None where the provider is ours.
         harvester: Event pairs that wait for their device; without a thread until there is one.
+        changes: Changes of rows that add up, and are read together.
         series_limit: Series that each metric may have.
     """
 
@@ -106,6 +108,7 @@ class Recorder:
         self._tables: dict[str, dict[tuple[object, ...], _Series]] = {name: {} for name in semconv.METRICS}
         self._overflowed: set[str] = set()
         self._said: set[str] = set()
+        self.changes = Changes()
         self._doubts: dict[Identity, Doubts] = {}
         self._own = self.doubts(identity)
         self.harvester = Harvester(self._own)
@@ -262,6 +265,10 @@ class Recorder:
                 value = values[-1] if spec.instrument == "gauge" else sum(values)
                 yield Point(series.attributes, _number(value))
 
+    def together(self, specs: Iterable[MetricSpec]) -> dict[str, list[Point]]:
+        """Returns the rows of several metrics by their names, as they were at one moment."""
+        return self.changes.read(lambda: {spec.name: list(self.points(spec)) for spec in specs})
+
     def histograms(self, spec: MetricSpec) -> Iterator[HistogramRow]:
         """Yields the rows of a histogram."""
         for series in self._rows(spec):
@@ -272,6 +279,7 @@ class Recorder:
         """Starts every series again from nothing: what a forked child must do."""
         self._lock = threading.RLock()
         self.harvester.reset()
+        self.changes.reset()
         for table in self._tables.values():
             for series in table.values():
                 if series.cell is not None:
