@@ -54,8 +54,9 @@ def test_hit_is_fulfilled_and_unfulfilled_and_outstanding_in_every_collection() 
         while not stop.is_set():
             for tokens in range(1, 8):
                 books.hit(3 * tokens)
-            stop.wait(0.0005)
+                stop.wait(0.0001)
             for tokens in range(1, 8):
+                stop.wait(0.0001)
                 books.ended(tokens, tokens, {"device_covered": tokens, "whim": tokens})
 
     threads = [threading.Thread(target=engine) for _ in range(2)]
