@@ -17,6 +17,7 @@ from kvcache_otel.record import reading, timing
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.reading import ReadingThread, Round
 from kvcache_otel.record.recorder import Recorder
+from kvcache_otel.record.transfers import Transfers
 from tests.record.test_timing import FakeEvent, HangingEvent
 from tests.support.processes import wait_until
 
@@ -137,13 +138,25 @@ class Scene:
     def __init__(self) -> None:
         identity = Identity("custom", "Own")
         self.recorder = Recorder(identity)
-        self.route = CacheProbe(self.recorder, identity).route("device", "host", timing="device_event")
+        self.probe = CacheProbe(self.recorder, identity)
+        self.route = self.probe.route("device", "host", timing="device_event")
         self.reader = InMemoryMetricReader()
         Instruments(MeterProvider([self.reader], shutdown_on_exit=False), histograms=False).bind(self.recorder)
 
     @property
     def samples(self) -> int:
         return sum(self.route.duration.read()[0])
+
+    @property
+    def lost(self) -> int | float:
+        return sum(point.value for point in self.recorder.points(semconv.TELEMETRY_DROPPED))
+
+
+class FakeDone(FakeEvent):
+    """An event that is done as soon as it is recorded."""
+
+    def record(self, _: object) -> None:
+        """Does nothing."""
 
 
 @pytest.mark.usefixtures("napping")
@@ -159,6 +172,27 @@ def test_a_collection_has_what_the_device_is_done_with() -> None:
     assert scene.samples == 1
     assert list(scene.recorder.points(semconv.TELEMETRY_DROPPED))
     scene.recorder.harvester.stop(20)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_burst_wakes_who_naps_before_there_is_no_room(monkeypatch: pytest.MonkeyPatch, *, by_hand: bool) -> None:
+    monkeypatch.setattr(reading, "LONGEST_S", 1000.0)
+    scene = Scene()
+    harvester = scene.recorder.harvester
+    copies = Transfers(scene.probe, "device", "host", timing="device_event", make_event=lambda: FakeDone(1.0))
+    scene.route.timed(FakeEvent(0.0), FakeEvent(1.0))
+    wait_until(lambda: scene.samples == 1)
+    stream = object()
+    for number in range(timing.LIMIT + 1024):
+        if by_hand:
+            copies.begin(stream=stream).end()
+        else:
+            scene.route.timed(FakeEvent(0.0), FakeEvent(1.0))
+        if number % 512 == 0:
+            wait_until(lambda: len(harvester._pairs) < 2 * (timing.CROWD + 1))
+    assert scene.lost == 0
+    harvester.stop(20)
+    assert scene.samples == 1 + timing.LIMIT + 1024
 
 
 def test_a_collection_waits_for_no_device_that_does_not_answer() -> None:

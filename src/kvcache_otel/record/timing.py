@@ -36,6 +36,9 @@ _logger = logging.getLogger(__name__)
 # Pairs that wait for their device, over all routes of a process.
 LIMIT = 4096
 
+# A reader that naps is woken each time that so many more wait (a power of two, less one), before there is no room.
+CROWD = 1023
+
 # How long a pair may wait. A copy that takes longer will hardly end at all.
 DEADLINE_S = 60.0
 
@@ -116,12 +119,13 @@ class Harvester:
         """
         # As `hand_over` does it, with less: a `Pair` is made of it on the harvester's thread.
         pairs = self._pairs
-        if len(pairs) >= self._limit:
+        waiting = len(pairs)
+        if waiting >= self._limit:
             self._doubt(doubts, Reason.QUEUE_FULL)
             return
         pairs.append((start, end, duration, doubts))
         reader = self._reader
-        if reader is None or reader.asleep:
+        if reader is None or reader.asleep or waiting & CROWD == CROWD:
             self._rouse()
 
     def hand_over(self, pair: Pair, lane: Lane | None = None, deadline_s: float | None = None) -> bool:
@@ -136,7 +140,8 @@ class Harvester:
             Whether there was room for it. Where there was none it is counted, and hears nothing.
         """
         pairs = self._pairs
-        if len(pairs) >= self._limit:
+        waiting = len(pairs)
+        if waiting >= self._limit:
             self._doubt(pair.doubts, Reason.QUEUE_FULL)
             return False
         pair.added = now = time.monotonic()
@@ -147,7 +152,7 @@ class Harvester:
             lane.append(pair)  # First: whoever takes the lane out finds a pair in it.
             pairs.append(lane)
         reader = self._reader
-        if reader is None or reader.asleep:
+        if reader is None or reader.asleep or waiting & CROWD == CROWD:
             self._rouse()
         return True
 
