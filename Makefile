@@ -69,6 +69,7 @@ generate: $(INSTALLED) ## Generate code, documentation and dashboards from the c
 bench: $(INSTALLED) ## Run the benchmarks; the first needs a GPU, or says that there is none, the last two need a real engine
 	$(BIN)/python -m benchmarks.gpu_timing
 	$(BIN)/python -m benchmarks.bench_hot_path $(ARGS)
+	$(BIN)/python -m benchmarks.bench_harvester $(ARGS)
 	$(BIN)/python -m benchmarks.bench_events $(ARGS)
 	@python="$$($(BIN)/python tools/engine_env.py vllm)" && set -x && "$$python" -m benchmarks.bench_vllm_manager $(ARGS)
 	@python="$$($(BIN)/python tools/engine_env.py sglang)" && set -x && "$$python" -m benchmarks.bench_sglang_cache $(ARGS)

@@ -72,7 +72,8 @@ def instrument_controller(
 
     Raises:
         TypeError: It is a class, or cannot be wrapped at all; or something that is said of it is not what it should be.
-        ValueError: It is instrumented already; or a tier, a pool or a reason was not declared or does not exist.
+        ValueError: It is instrumented already; or a tier, a pool or a reason was not declared or does not exist; or
+            nothing of it would be measured.
     """
     return _instrument(
         controller,

@@ -65,6 +65,12 @@ def make_both():
     return controller, tree
 
 
+def make_swapped():
+    controller = make()
+    controller.write_back = lambda block: block
+    return controller
+
+
 def only_the_handle():
     return kv.instrument_controller(Controller(), tiers={"device": "kv"}, methods={"write_back": kv.Eviction(tokens=1)})
 
@@ -76,6 +82,12 @@ def undeclared():
 def nothing_fits():
     controller = Controller()
     kv.instrument_controller(controller, tiers={"device": "kv"}, methods={"gone": kv.Eviction(tokens=1)})
+    return controller
+
+
+def nothing_to_wrap():
+    controller = Controller()
+    kv.instrument_controller(controller, tiers={"device": "kv"}, methods={"blocks": kv.Eviction(tokens=1)})
     return controller
 
 
@@ -160,6 +172,13 @@ def test_what_is_missing_is_said_of_each_object(run: Doctor) -> None:
     assert [line for line in said.out.splitlines() if len(line) > WIDTH] == []
 
 
+def test_a_hook_that_calls_do_not_come_by_is_not_attached(run: Doctor) -> None:
+    said = run("shop:make_swapped")
+    assert said.status == 1
+    assert "MISSING write_back another has been put in its place on the object itself since" in said.words
+    assert "0 of 1 hooks and gauges are attached" in said.words
+
+
 def test_json_tells_the_same(run: Doctor) -> None:
     told = run("--json", "shop:make_both").data
     controller, tree = told["engines"]
@@ -219,7 +238,8 @@ def test_whatever_makes_a_cache_can_be_named(run: Doctor, shop: Path, source: st
         ("shop", "nothing of shop is instrumented", "instrument_controller"),
         ("shop:BACKUP", "nothing of shop:BACKUP is instrumented", "instrument_controller"),
         ("shop:only_the_handle", "its object is gone already", "return the object"),
-        ("shop:nothing_fits", "0 of 1 hooks and gauges are attached", "methods="),
+        ("shop:nothing_fits", "nothing of Controller would be measured: Controller has no gone", "methods="),
+        ("shop:nothing_to_wrap", "0 of 1 hooks and gauges are attached", "methods="),
     ],
 )
 def test_what_keeps_a_cache_from_being_measured_is_one_clear_line(
@@ -240,8 +260,9 @@ OTHERS = """
 import kvcache_otel as kv
 import shop
 
+EVICTS = {"write_back": kv.Eviction(tokens=1)}
 cache = shop.make(cache="First")
-handle = kv.instrument_controller(shop.Controller(), tiers={"device": "kv"}, methods={}, cache="Gone")
+handle = kv.instrument_controller(shop.Controller(), tiers={"device": "kv"}, methods=EVICTS, cache="Gone")
 bare = shop.Controller()
 copies = kv.transfers("device", "host", cache="Copies")
 

@@ -59,7 +59,8 @@ def test_it_may_be_instrumented_again_but_not_twice(exported: Exported, make_cac
     with pytest.raises(ValueError, match="instrumented already"):
         instrument(cache, exported.provider)
     handle.uninstrument()
-    kv.instrument_controller(cache.storage, tiers={"disk": "kv"}, methods={}, meter_provider=exported.provider)
+    gauges = kv.Gauges(block_size={"disk": 16})
+    kv.instrument_controller(cache.storage, tiers={"disk": "kv"}, gauges=gauges, meter_provider=exported.provider)
     before = attributes(cache)
     with pytest.raises(ValueError, match="this Storage is instrumented already"):  # The third of four.
         instrument(cache, exported.provider)

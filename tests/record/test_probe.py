@@ -233,7 +233,7 @@ def test_vocabulary_covers_every_metric_that_is_recorded_inside_an_engine() -> N
 
 def test_every_word_of_the_probe_is_walked() -> None:
     said = {name.split(",")[0].removesuffix(" without a name") for name in WORDS}
-    general = {"identity", "harvester", "counter", "histogram", "level", "observe"}
+    general = {"identity", "harvester", "doubts", "changes", "counter", "histogram", "level", "observe"}
     general |= {"gauge_failed", "failed", "lost", "accounting_error"}
     assert {name for name in dir(CacheProbe) if not name.startswith("_")} == said | general
 

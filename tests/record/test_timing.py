@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvcache_otel import semconv
+from kvcache_otel.identity import Identity
 from kvcache_otel.record import asking, reading, timing
 from kvcache_otel.record.cells import Counter, Histogram
+from kvcache_otel.record.doubts import Doubts
 from kvcache_otel.record.pair import Outcome, Pair
 from kvcache_otel.record.timing import Harvester
 from tests.record.test_cells import Span
@@ -111,8 +113,10 @@ class Device:
     """
 
     def __init__(self, **options: Any) -> None:
+        doubts = Doubts(Identity("custom", "Own"), pytest.fail)
         self._lost, self._overflowed = Counter(pytest.fail), Counter(pytest.fail)
-        self.harvester = Harvester(self._lost, self._overflowed, **options)
+        doubts.dropped = {"event_lost": self._lost, "queue_full": self._overflowed}
+        self.harvester = Harvester(doubts, **options)
         self.duration = Histogram(BOUNDS, pytest.fail)
 
     def copy(self, milliseconds: Any, *, passed: bool = True) -> FakeEvent:

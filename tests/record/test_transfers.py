@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity
-from kvcache_otel.record import reading, timing, underway
+from kvcache_otel.record import foreign, reading, timing, underway
 from kvcache_otel.record.keys import LATER
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.streams import CURRENT
-from kvcache_otel.record.transfers import Transfers
+from kvcache_otel.record.transfers import ERROR_TYPES, Transfers
 from tests.support.fake_device import FakeDevice, FakeEvent, FakeStream
 from tests.support.processes import wait_until
 from tests.support.rows import Rows
@@ -278,9 +278,43 @@ def test_the_first_of_a_pair_takes_nothing_of_the_seconds(scene: Scene) -> None:
         end.record(stream)
         copy.end(events=(start, end))
     scene.transfers.given_up(copies[0])
-    assert [*scene.transfers._foreign.values()] == [copies[1]]
+    assert foreign.waiting[id(end)] is copies[1]
     scene.transfers.given_up(copies[1])
-    assert not scene.transfers._foreign
+    assert id(end) not in foreign.waiting
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError, "ValueError"),
+        (ValueError("x"), "ValueError"),
+        ("partial", "partial"),
+        ("", "_OTHER"),
+        (type("Odd", (Exception,), {"__name__": 5})(), "Odd"),
+        ("a\ud800", "a?"),
+    ],
+)
+def test_what_went_wrong_is_a_class_or_a_word(scene: Scene, error: Any, kind: str) -> None:
+    scene.transfers.begin().end(error=error)
+    assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error=kind) == 1
+    assert scene.failed() is None
+
+
+def test_errors_that_are_messages_have_few_rows_and_all_are_counted(
+    scene: Scene, lines: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3000):
+        scene.transfers.begin().end(error=f"timeout after {number} ms")
+    scene.transfers.begin().end(error="timeout after 2 ms")
+    rows = scene.rows.values(semconv.TRANSFER_OPERATIONS)
+    assert len(rows) == 1 + ERROR_TYPES + 1  # Those that ended well, the first kinds, and all others.
+    assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error="timeout after 2 ms") == 2
+    assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error="_OTHER") == 3000 - ERROR_TYPES
+    assert scene.rows.total(semconv.TRANSFER_OPERATIONS) == 3001
+    assert lines.messages == [
+        "kvcache: transfers from device to host: more than 16 kinds of errors; others are '_OTHER'"
+    ]
+    assert len(scene.transfers._failures) == ERROR_TYPES + 1
 
 
 def test_a_dict_of_tokens_may_be_used_again(scene: Scene) -> None:

@@ -178,7 +178,11 @@ def _within(thing: Any) -> list[Instrumented | CacheProbe]:
 def _report(handle: Instrumented) -> EngineReport:
     identity, kind = handle.identity, handle.kind
     place = f"{kind.__module__}:{kind.__qualname__}"
-    hooks = [HookReport(*_named(name, what, place), True, "", what, "") for name, what in handle.measured]
+    unheard = handle.unheard
+    hooks = [
+        HookReport(*_named(name, what, place), name not in unheard, unheard.get(name, ""), what, "")
+        for name, what in handle.measured
+    ]
     hooks += [HookReport(*_named(name, what, place), False, why, what, "") for name, what, why in handle.missing]
     title = kind.__name__ if kind.__name__ == identity.cache_type else f"{kind.__name__} of {identity.cache_type}"
     rank = identity.rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
@@ -16,12 +17,23 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import MeterProvider
 
-    from kvcache_otel.record.recorder import Recorder
+    from kvcache_otel.record.recorder import Point, Recorder
     from kvcache_otel.spec import MetricSpec
 
 _logger = logging.getLogger(__name__)
 
 SCOPE_NAME = "kvcache_otel"
+
+# The metric that a collection asks for first: instruments are asked in the order in which they were made.
+_FIRST = next(iter(semconv.METRICS.values()))
+
+# Metrics whose rows add up, in the same order: the first that is asked for has all of them read.
+_TOGETHER = (
+    semconv.PREFETCH_HIT_TOKENS,
+    semconv.PREFETCH_FULFILLED_TOKENS,
+    semconv.PREFETCH_UNFULFILLED_TOKENS,
+    semconv.PREFETCH_OUTSTANDING_TOKENS,
+)
 
 
 class Instruments:
@@ -42,6 +54,7 @@ class Instruments:
         self._recorder: Recorder | None = None
         self._pid = 0
         self._failed: set[str] = set()
+        self._read = threading.local()  # Each collection is one thread's.
         meter = provider.get_meter(SCOPE_NAME, __version__)
         for spec in semconv.METRICS.values():
             self._observe(meter, spec)
@@ -73,7 +86,9 @@ class Instruments:
             if recorder is None or os.getpid() != self._pid:
                 return observations
             try:
-                for attributes, value in recorder.points(spec):
+                if spec is _FIRST:
+                    recorder.harvester.freshen()
+                for attributes, value in self._points(recorder, spec):
                     observations.append(Observation(value, attributes))
             except KeyboardInterrupt:
                 raise
@@ -82,6 +97,15 @@ class Instruments:
             return observations
 
         return observe
+
+    def _points(self, recorder: Recorder, spec: MetricSpec) -> Iterable[Point]:
+        if spec not in _TOGETHER:
+            return recorder.points(spec)
+        if spec is _TOGETHER[0]:
+            self._read.rows = recorder.together(_TOGETHER)
+        rows: dict[str, list[Point]] = getattr(self._read, "rows", {})
+        read = rows.pop(spec.name, None)
+        return recorder.points(spec) if read is None else read
 
     def _say_failed(self, recorder: Recorder, spec: MetricSpec, error: BaseException) -> None:
         recorder.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: "export"}).add(1)

@@ -63,17 +63,18 @@ def printable(value: object) -> str:
     return text[:LONGEST].encode("utf-8", "replace").decode()
 
 
-def declared(key: str, value: object) -> str:
+def declared(key: str, value: object, *, but: str = "") -> str:
     """Returns a value that somebody has written down for an attribute, where the catalogue has it.
 
     Args:
         key: The attribute's key, of one with a closed set.
         value: The value.
+        but: One that the catalogue has, and that cannot be written down here.
 
     Raises:
         ValueError: The catalogue does not have it.
     """
-    members = semconv.ATTRIBUTES[key].members or frozenset()
+    members = (semconv.ATTRIBUTES[key].members or frozenset()) - {but}
     if not isinstance(value, str) or value not in members:
         raise ValueError(f"{key} has no {printable(value)!r}: it is one of {', '.join(sorted(members))}")
     return value

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from kvcache_otel.record.cells import Histogram
+    from kvcache_otel.record.doubts import Doubts
 
 
 class DeviceEvent(Protocol):
@@ -42,16 +43,26 @@ class Pair:
         added: When it was handed over, by `time.monotonic`.
         until: When it is given up, by the same clock.
         void: Whether its events were recorded again, so that their distance is not this copy's any more.
+        told: The seconds between them as they were before that; None where the device was not done with them.
     """
 
-    __slots__ = ("added", "after", "before", "duration", "until", "void")
+    __slots__ = ("_doubts", "added", "after", "before", "duration", "told", "until", "void")
 
-    def __init__(self, before: DeviceEvent, after: DeviceEvent, duration: Histogram) -> None:
+    def __init__(
+        self, before: DeviceEvent, after: DeviceEvent, duration: Histogram, doubts: Doubts | None = None
+    ) -> None:
         self.before = before
         self.after = after
         self.duration = duration
+        self._doubts = doubts
         self.added = self.until = 0.0
         self.void = False
+        self.told: float | None = None
+
+    @property
+    def doubts(self) -> Doubts | None:
+        """What counts that it told no time; None where it is about no cache."""
+        return self._doubts
 
     def settled(self, outcome: Outcome) -> None:
         """Hears what has become of it, once, on the harvester's thread."""

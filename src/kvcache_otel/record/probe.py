@@ -32,9 +32,11 @@ class CacheProbe:
 
     Attributes:
         harvester: Where event pairs wait for their device; `Route.timed` hands them over.
+        doubts: Counts what there is to doubt about this cache's numbers.
+        changes: Around changes of rows that add up.
     """
 
-    __slots__ = ("_recorder", "harvester", "identity")
+    __slots__ = ("_recorder", "changes", "doubts", "harvester", "identity")
 
     def __init__(self, recorder: Recorder, identity: Identity) -> None:
         """Args:
@@ -43,7 +45,9 @@ class CacheProbe:
         """
         self._recorder = recorder
         self.harvester = recorder.harvester
+        self.changes = recorder.changes
         self.identity = identity
+        self.doubts = recorder.doubts(identity)
 
     # -- looking up ------------------------------------------------------------------------------------------------
 
@@ -141,19 +145,19 @@ class CacheProbe:
 
     def accounting_error(self, reason: str, times: int = 1) -> None:
         """Counts bookkeeping that contradicted itself, so many times."""
-        self._recorder.accounting_error(reason, times)
+        self.doubts.accounting_error(reason, times)
 
     def gauge_failed(self, what: str, error: BaseException) -> None:
         """Counts a quantity that an engine would not tell, and says so once; see `Recorder.gauge_failed`."""
-        self._recorder.gauge_failed(what, error)
+        self._recorder.gauge_failed(what, error, self.identity)
 
     def failed(self, hook: str, what: str, error: BaseException) -> None:
         """Counts an exception of ours that was caught, and says so once; see `Recorder.failed`."""
-        self._recorder.failed(hook, what, error)
+        self._recorder.failed(hook, what, error, self.identity)
 
     def lost(self, reason: str) -> None:
         """Counts a measurement that was given up."""
-        self._recorder.dropped(reason).add(1)
+        self.doubts.lost(reason)
 
     # -- any metric of the catalogue -------------------------------------------------------------------------------
 
@@ -286,7 +290,7 @@ class Route:
             start: Recorded before the copy, on its stream.
             end: Recorded after it. Neither may be recorded again before the pair has been read.
         """
-        self._harvester.add(start, end, self.duration)
+        self._harvester.add(start, end, self.duration, self._probe.doubts)
 
     def labels(self) -> Labels:
         """Returns the attributes that all its rows have."""

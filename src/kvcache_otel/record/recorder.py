@@ -20,8 +20,10 @@ from kvcache_otel.record.cells import (
     Level,
     ReplayedHistogram,
 )
+from kvcache_otel.record.doubts import Doubts
 from kvcache_otel.record.labels import Labels, printable
 from kvcache_otel.record.timing import Harvester
+from kvcache_otel.record.together import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,6 +64,7 @@ class Reader(NamedTuple):
     alive: Callable[[], object]
     failed: list[str]
     forget: Callable[[], None]
+    doubts: Doubts
 
 
 class _Series:
@@ -87,10 +90,10 @@ class Recorder:
     slow. The cells it returns are what hot paths use.
 
     Attributes:
-        identity: The process's own, on the series that are about this library (`kvcache.telemetry.*`) and about
-            bookkeeping (`kvcache.accounting.errors`).
+        identity: The process's own, on what is about none of its caches.
         replayed: Samples that wait for the histograms of somebody else's provider, or None where the provider is ours.
         harvester: Event pairs that wait for their device; without a thread until there is one.
+        changes: Changes of rows that add up, and are read together.
         series_limit: Series that each metric may have.
     """
 
@@ -103,23 +106,17 @@ class Recorder:
         self.identity = identity
         self.replayed: deque[tuple[ReplayedHistogram, float]] | None = deque() if replay else None
         self.series_limit = series_limit
-        self._refused, self._underflown = self._refuse, self._underflow  # Bound once: cells are many.
         self._labels = Labels()
         self._lock = threading.RLock()
         self._tables: dict[str, dict[tuple[object, ...], _Series]] = {name: {} for name in semconv.METRICS}
         # By attribute, value and metric, so that the rows of one are found without looking at those of thousands.
         self._ending: dict[str, dict[str | int, dict[str, list[tuple[object, ...]]]]] = {key: {} for key in ENDING}
         self._overflowed: set[str] = set()
-        self._dropped = {
-            reason: self.counter(semconv.TELEMETRY_DROPPED, {semconv.KVCACHE_REASON: reason})
-            for reason in sorted(semconv.TELEMETRY_DROPPED.values[semconv.KVCACHE_REASON])
-        }
-        self._wrong = {
-            reason: self.counter(semconv.ACCOUNTING_ERRORS, {semconv.KVCACHE_REASON: reason})
-            for reason in sorted(semconv.ACCOUNTING_ERRORS.values[semconv.KVCACHE_REASON])
-        }
         self._said: set[str] = set()
-        self.harvester = Harvester(self._dropped[semconv.Reason.EVENT_LOST], self._dropped[semconv.Reason.QUEUE_FULL])
+        self.changes = Changes()
+        self._doubts: dict[Identity, Doubts] = {}
+        self._own = self.doubts(identity)
+        self.harvester = Harvester(self._own)
 
     # -- binding ---------------------------------------------------------------------------------------------------
 
@@ -130,7 +127,7 @@ class Recorder:
             return DiscardedCounter(series)
         with self._lock:
             if series.cell is None:
-                series.cell = Counter(self._refused)
+                series.cell = Counter(self.doubts(identity).refuse)
         assert isinstance(series.cell, Counter)
         return series.cell
 
@@ -141,7 +138,7 @@ class Recorder:
             return DiscardedHistogram(series)
         with self._lock:
             if series.cell is None:
-                series.cell = self._new_histogram(spec, series.attributes)
+                series.cell = self._new_histogram(spec, series.attributes, self.doubts(identity))
         assert isinstance(series.cell, Histogram)
         return series.cell
 
@@ -150,7 +147,7 @@ class Recorder:
         series = self._series(spec, labels, identity)
         if isinstance(series, Counter):
             return DiscardedLevel(series)
-        level = Level(self._underflown)
+        level = Level(self.doubts(identity).underflow)
         with self._lock:
             living = [other for other in series.levels if other() is not None]
             series.levels = [*living, weakref.ref(level)]
@@ -183,7 +180,7 @@ class Recorder:
         alive: Callable[[], object] = weakref.ref(owner) if owner is not None else lambda: True
         with self._lock:
             living = [other for other in series.readers if other.alive() is not None]
-            series.readers = [*living, Reader(read, alive, [], forget)]
+            series.readers = [*living, Reader(read, alive, [], forget, self.doubts(identity))]
 
     def end(self, key: str, value: str | int, also: Attributes | None = None) -> None:
         """Ends every row that has this value for an attribute; what is written to its cells from now on is lost.
@@ -205,44 +202,63 @@ class Recorder:
 
     # -- what went wrong -------------------------------------------------------------------------------------------
 
-    def accounting_error(self, reason: str, times: int = 1) -> None:
-        """Counts bookkeeping that contradicted itself, so many times."""
-        self._wrong.get(reason, self._wrong[semconv.Reason.OTHER]).add(times)
+    def doubts(self, identity: Identity | None = None) -> Doubts:
+        """Returns what counts the doubts about one cache, whose rows exist at zero from now on.
 
-    def gauge_failed(self, what: str, error: BaseException) -> None:
+        Args:
+            identity: The cache's; None for what is about none. Where there is no room for more rows, the process's own
+                are told of it.
+        """
+        identity = identity or self.identity
+        known = self._doubts.get(identity)
+        if known is not None:
+            return known
+        with self._lock:
+            known = self._doubts.get(identity)
+            if known is not None:
+                return known
+            rows, more = self._tables[semconv.ACCOUNTING_ERRORS.name], _reasons(semconv.ACCOUNTING_ERRORS)
+            if self._doubts and len(rows) + len(more) > self.series_limit:
+                return self._own
+            made = self._doubts[identity] = Doubts(identity, self._say)  # First: its own rows refuse by it too.
+            made.wrong = self._by_reason(semconv.ACCOUNTING_ERRORS, identity)
+            made.dropped = self._by_reason(semconv.TELEMETRY_DROPPED, identity)
+            return made
+
+    def _by_reason(self, spec: MetricSpec, identity: Identity) -> dict[str, Counter]:
+        return {reason: self.counter(spec, {semconv.KVCACHE_REASON: reason}, identity) for reason in _reasons(spec)}
+
+    def accounting_error(self, reason: str, times: int = 1) -> None:
+        """Counts bookkeeping that contradicted itself, so many times, and is about no cache of this process."""
+        self._own.accounting_error(reason, times)
+
+    def gauge_failed(self, what: str, error: BaseException, identity: Identity | None = None) -> None:
         """Counts a quantity that could not be read, and says so once.
 
         Args:
             what: The quantity, in words.
             error: What was raised instead.
+            identity: As in `failed`.
         """
-        self.failed("gauge", f"no row from {what} while it fails", error)
+        self.failed("gauge", f"no row from {what} while it fails", error, identity)
 
-    def failed(self, hook: str, what: str, error: BaseException) -> None:
+    def failed(self, hook: str, what: str, error: BaseException, identity: Identity | None = None) -> None:
         """Counts an exception of ours that was caught, and says so once.
 
         Args:
             hook: Where it was, as ``kvcache.telemetry.hook``.
             what: What is not measured because of it, in words.
             error: What was raised.
+            identity: The cache that it is about; None for none.
         """
-        self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: hook}).add(1)
+        self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: hook}, identity).add(1)
         said = f"{type(error).__name__}: {printable(error)}"
         with suppress(Exception):  # It may be said on the engine's thread: a handler that raises must not hurt it.
             self._say(f"{hook} {what}", "kvcache: %s: %r", what, said)
 
     def dropped(self, reason: str) -> Counter:
-        """Returns the counter of measurements that were given up for one reason."""
-        return self._dropped[reason]
-
-    def _refuse(self, amount: float) -> None:
-        # Not a number is neither negative nor positive.
-        self.accounting_error(semconv.Reason.NEGATIVE_DELTA if amount < 0 else semconv.Reason.OTHER)
-        self._say("amount", "kvcache: an amount of %r was not added; see kvcache.accounting.errors", amount)
-
-    def _underflow(self, value: float) -> None:
-        self.accounting_error(semconv.Reason.UNDERFLOW if value < 0 else semconv.Reason.OTHER)
-        self._say("level", "kvcache: a level of %r was not taken; see kvcache.accounting.errors", value)
+        """Returns the counter of measurements that were given up for one reason, and are about no cache."""
+        return self._own.dropped[reason]
 
     def _say(self, what: str, message: str, *arguments: object) -> None:
         if what not in self._said:
@@ -265,6 +281,10 @@ class Recorder:
                 value = values[-1] if spec.instrument == "gauge" else sum(values)
                 yield Point(series.attributes, _number(value))
 
+    def together(self, specs: Iterable[MetricSpec]) -> dict[str, list[Point]]:
+        """Returns the rows of several metrics by their names, as they were at one moment."""
+        return self.changes.read(lambda: {spec.name: list(self.points(spec)) for spec in specs})
+
     def histograms(self, spec: MetricSpec) -> Iterator[HistogramRow]:
         """Yields the rows of a histogram."""
         for series in self._rows(spec):
@@ -275,6 +295,7 @@ class Recorder:
         """Starts every series again from nothing: what a forked child must do."""
         self._lock = threading.RLock()
         self.harvester.reset()
+        self.changes.reset()
         for table in self._tables.values():
             for series in table.values():
                 if series.cell is not None:
@@ -314,7 +335,7 @@ class Recorder:
     def _reader_failed(self, reader: Reader, error: BaseException) -> None:
         if not reader.failed:  # Counted when it starts to fail, not at every collection while it does.
             reader.failed.append(type(error).__name__)
-            self.gauge_failed(getattr(reader.read, "__qualname__", "gauge"), error)
+            self.gauge_failed(getattr(reader.read, "__qualname__", "gauge"), error, reader.doubts.identity)
 
     def _series(self, spec: MetricSpec, labels: Attributes, identity: Identity | None) -> _Series | Counter:
         """Returns the series, or the counter of what is dropped where there may be none."""
@@ -331,7 +352,7 @@ class Recorder:
                 raise KeyError(f"{spec.name} needs {key}")
             folded = self._labels.fold(spec, key, given[key])
             if folded is None:
-                return self._dropped[semconv.Reason.OTHER]
+                return self._charged(identity).dropped[semconv.Reason.OTHER]
             attributes[key] = folded
         with self._lock:
             table = self._tables[spec.name]
@@ -339,13 +360,17 @@ class Recorder:
             series = table.get(row)
             if series is None:
                 if len(table) >= self.series_limit:
-                    return self._overflow(spec)
+                    return self._overflow(spec, identity)
                 series = table[row] = _Series(attributes)
                 for key in ENDING & attributes.keys():
                     self._ending[key].setdefault(attributes[key], {}).setdefault(spec.name, []).append(row)
             return series
 
-    def _overflow(self, spec: MetricSpec) -> Counter:
+    def _charged(self, identity: Identity | None) -> Doubts:
+        """Returns the doubts about a cache, as far as they have rows: none are made here, where one was refused."""
+        return self._doubts.get(identity or self.identity, self._own)
+
+    def _overflow(self, spec: MetricSpec, identity: Identity | None) -> Counter:
         if spec.name not in self._overflowed:
             self._overflowed.add(spec.name)
             _logger.warning(
@@ -353,19 +378,23 @@ class Recorder:
                 spec.name,
                 self.series_limit,
             )
-        return self._dropped[semconv.Reason.LABEL_OVERFLOW]
+        return self._charged(identity).dropped[semconv.Reason.LABEL_OVERFLOW]
 
-    def _new_histogram(self, spec: MetricSpec, attributes: Attributes) -> Histogram:
+    def _new_histogram(self, spec: MetricSpec, attributes: Attributes, doubts: Doubts) -> Histogram:
         if self.replayed is None:
-            return Histogram(spec.bounds, self._refuse)
+            return Histogram(spec.bounds, doubts.refuse)
         return ReplayedHistogram(
             spec.bounds,
-            self._refuse,
+            doubts.refuse,
             name=spec.name,
             attributes=attributes,
             queue=self.replayed,
-            dropped=self._dropped[semconv.Reason.QUEUE_FULL],
+            dropped=doubts.dropped[semconv.Reason.QUEUE_FULL],
         )
+
+
+def _reasons(spec: MetricSpec) -> list[str]:
+    return sorted(spec.values[semconv.KVCACHE_REASON])
 
 
 def _number(value: int | float) -> int | float:

@@ -21,11 +21,13 @@ from kvcache_otel.record.pair import DeviceEvent, Outcome, Pair
 from kvcache_otel.record.plain import plain
 from kvcache_otel.record.reading import ReadingThread, Round
 from kvcache_otel.record.streams import Lane, Streams
+from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcache_otel.record.cells import Counter, Histogram
+    from kvcache_otel.record.cells import Histogram
+    from kvcache_otel.record.doubts import Doubts
 
 __all__ = ["DEADLINE_S", "LIMIT", "DeviceEvent", "Harvester", "Lane"]
 
@@ -34,14 +36,20 @@ _logger = logging.getLogger(__name__)
 # Pairs that wait for their device, over all routes of a process.
 LIMIT = 4096
 
+# A reader that naps is woken each time that so many more wait (a power of two, less one), before there is no room.
+CROWD = 1023
+
 # How long a pair may wait. A copy that takes longer will hardly end at all.
 DEADLINE_S = 60.0
 
+# How long a collection may wait for what is to be read before it. It is a matter of a millisecond.
+FRESHEN_S = 0.02
+
 _INFINITY = float("inf")
 
-# A pair that nobody has looked at yet: its events, and where the seconds between them go. The engine's thread reads no
-# clock for it.
-_New = tuple[DeviceEvent, DeviceEvent, "Histogram"]
+# A pair that nobody has looked at yet: its events, where the seconds between them go, and what counts that it tells
+# none. The engine's thread reads no clock for it.
+_New = tuple[DeviceEvent, DeviceEvent, "Histogram", "Doubts | None"]
 
 
 class _Loss(NamedTuple):
@@ -56,6 +64,13 @@ class _Loss(NamedTuple):
     kind: str
 
 
+_RECORDED_AGAIN = _Loss("recorded again before they were read", "void")
+
+
+def _before_that(pair: Pair) -> float | _Loss:
+    return _RECORDED_AGAIN if pair.told is None else pair.told
+
+
 class Harvester:
     """The event pairs of one process that wait for their device, and what becomes of them.
 
@@ -65,20 +80,16 @@ class Harvester:
         streams: The streams with events of ours that torch makes.
     """
 
-    def __init__(
-        self, lost: Counter, overflowed: Counter, *, limit: int = LIMIT, deadline_s: float = DEADLINE_S
-    ) -> None:
+    def __init__(self, doubts: Doubts, *, limit: int = LIMIT, deadline_s: float = DEADLINE_S) -> None:
         """Args:
-        lost: Counts the pairs that told no time.
-        overflowed: Counts the pairs that found no room.
+        doubts: Counts the pairs that told no time or found no room, of those that are about no cache.
         limit: Pairs that may wait, give or take one for each thread that is at it.
         deadline_s: How long a pair may wait, in seconds.
         """
         self.streams = Streams()
         # Those with events that somebody else makes, as long as anybody has them timed.
         self._others: weakref.WeakSet[Streams] = weakref.WeakSet()
-        self._lost = lost
-        self._overflowed = overflowed
+        self._doubts = doubts
         self._limit = limit
         self._deadline_s = deadline_s
         # Whoever takes a pair out owns it until it is settled or put back, so that none is ever read twice. A lane is
@@ -97,22 +108,24 @@ class Harvester:
         self._others.add(streams)
         return streams
 
-    def add(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram) -> None:
+    def add(self, start: DeviceEvent, end: DeviceEvent, duration: Histogram, doubts: Doubts | None = None) -> None:
         """Hands a pair over, on the engine's thread: no device is asked, and nobody waited for.
 
         Args:
             start: The event before the copy, recorded on its stream.
             end: The event after it, on the same stream. Neither may be recorded again before the pair has been read.
             duration: Where the seconds between the two go.
+            doubts: Counts where it tells none; None where it is about no cache.
         """
         # As `hand_over` does it, with less: a `Pair` is made of it on the harvester's thread.
         pairs = self._pairs
-        if len(pairs) >= self._limit:
-            self._overflowed.add(1)
+        waiting = len(pairs)
+        if waiting >= self._limit:
+            self._doubt(doubts, Reason.QUEUE_FULL)
             return
-        pairs.append((start, end, duration))
+        pairs.append((start, end, duration, doubts))
         reader = self._reader
-        if reader is None or reader.asleep:
+        if reader is None or reader.asleep or waiting & CROWD == CROWD:
             self._rouse()
 
     def hand_over(self, pair: Pair, lane: Lane | None = None, deadline_s: float | None = None) -> bool:
@@ -127,8 +140,9 @@ class Harvester:
             Whether there was room for it. Where there was none it is counted, and hears nothing.
         """
         pairs = self._pairs
-        if len(pairs) >= self._limit:
-            self._overflowed.add(1)
+        waiting = len(pairs)
+        if waiting >= self._limit:
+            self._doubt(pair.doubts, Reason.QUEUE_FULL)
             return False
         pair.added = now = time.monotonic()
         pair.until = now + (self._deadline_s if deadline_s is None else deadline_s)
@@ -138,7 +152,7 @@ class Harvester:
             lane.append(pair)  # First: whoever takes the lane out finds a pair in it.
             pairs.append(lane)
         reader = self._reader
-        if reader is None or reader.asleep:
+        if reader is None or reader.asleep or waiting & CROWD == CROWD:
             self._rouse()
         return True
 
@@ -177,6 +191,15 @@ class Harvester:
         for hung in tuple(self._hung):
             if hung.is_late(now):
                 self._give_up(hung, "no answer in its time")
+
+    def freshen(self) -> None:
+        """Has pairs read that the device is done with, before somebody collects; on any thread. Never raises.
+
+        Nobody is kept for long: what takes longer is read afterwards.
+        """
+        reader = self._reader
+        if self._pairs and reader is not None and not self._hung:
+            reader.finish_round(FRESHEN_S)
 
     def stop(self, timeout_s: float) -> None:
         """Reads every pair that its device is done with, and ends the thread; the next pair starts another.
@@ -252,7 +275,7 @@ class Harvester:
         asking.since = now = time.monotonic()
         unasked = {id(hung.lane) for hung in self._hung}  # Nor would they answer.
         undone: set[int] = set()  # Lanes whose head the device is not done with: nor is it then with what comes after.
-        waiting, settled = len(pairs), 0
+        waiting, settled, took = len(pairs), 0, 0.0
         for _ in range(waiting if at_most is None else min(waiting, at_most)):
             try:
                 taken = pairs.popleft()
@@ -272,14 +295,16 @@ class Harvester:
                 answer = self._ask(pair)
                 if asking.claim() is None or (answer is not None and self._settle(pair, answer)):
                     settled += 1
+                    if type(answer) is float and answer > took:
+                        took = answer
                     if asking.relieved:
                         break
                     continue
             if pair.until < now:
-                self._lose(f"not done after {pair.until - pair.added:g} s", "late")
+                self._lose(pair, f"not done after {pair.until - pair.added:g} s", "late")
                 self._tell(pair, Outcome.GIVEN_UP)
             elif stopped is not None and pair.added <= stopped:
-                self._lost.add(1)
+                self._doubt(pair.doubts, Reason.EVENT_LOST)
                 self._tell(pair, Outcome.GIVEN_UP)
             elif lane is None:
                 pairs.append(pair)  # Behind the others: whichever stream is done first is read first.
@@ -293,7 +318,7 @@ class Harvester:
             return self._relieved(asking, settled)
         if stopped is not None and pairs:
             self._rouse()  # They came meanwhile, and are another thread's.
-        return Round(settled, len(pairs))
+        return Round(settled, len(pairs), took)
 
     def _dated(self, new: _New) -> Pair:
         pair = Pair(*new)
@@ -314,10 +339,12 @@ class Harvester:
         """Returns the seconds of a pair, or why it tells none; None where the device is not done with it."""
         try:
             if pair.void:
-                return _Loss("recorded again before they were read", "void")
+                return _before_that(pair)
             if not pair.after.query():
                 return None
             seconds = plain(pair.before.elapsed_time(pair.after)) / 1000.0
+            if pair.void:  # They were recorded just now.
+                return _before_that(pair)
             return seconds if 0 <= seconds < _INFINITY else _Loss(f"{seconds!r} s apart", "apart")
         except BaseException as error:  # Signals reach the main thread only: SystemExit is no signal handler's here.
             return _Loss(f"{type(error).__name__}: {printable(error)}", "raised")
@@ -325,7 +352,7 @@ class Harvester:
     def _settle(self, pair: Pair, answer: float | _Loss) -> bool:
         """Records a pair that is done, or counts it; returns that there is nothing more to ask it."""
         if isinstance(answer, _Loss):
-            self._lose(*answer)
+            self._lose(pair, *answer)
             self._tell(pair, Outcome.UNTOLD)
         else:
             pair.duration.record(answer)
@@ -336,18 +363,21 @@ class Harvester:
         """Gives up the pair that a thread has no answer about."""
         pair = asking.claim()
         if pair is not None:
-            self._lose(why, "late")
+            self._lose(pair, why, "late")
             self._tell(pair, Outcome.GIVEN_UP)
 
     def _tell(self, pair: Pair, outcome: Outcome) -> None:
         try:
             pair.settled(outcome)
         except BaseException as error:  # It costs no other pair its time.
-            self._lose(f"{type(error).__name__}: {printable(error)}", "settled")
+            self._lose(pair, f"{type(error).__name__}: {printable(error)}", "settled")
 
-    def _lose(self, why: str, kind: str) -> None:
+    def _doubt(self, doubts: Doubts | None, reason: str) -> None:
+        (doubts or self._doubts).lost(reason)
+
+    def _lose(self, pair: Pair, why: str, kind: str) -> None:
         """Counts a pair that told no time, and says the first of each kind."""
-        self._lost.add(1)
+        self._doubt(pair.doubts, Reason.EVENT_LOST)
         self._say(kind, f"told no time ({why}); see kvcache.telemetry.dropped")
 
     def _say(self, kind: str, words: str) -> None:

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from typing import Self
 
     from kvcache_otel.record.cells import Histogram
+    from kvcache_otel.record.doubts import Doubts
     from kvcache_otel.record.pair import DeviceEvent
     from kvcache_otel.record.streams import Stream
     from kvcache_otel.record.transfers import Transfers
 
     Tokens = int | Mapping[str, int] | None
     Events = tuple[DeviceEvent, DeviceEvent] | None
-    Failure = str | BaseException | None
+    Failure = str | BaseException | type[BaseException] | None
 
 
 class Transfer(Pair):
@@ -73,9 +74,15 @@ class Transfer(Pair):
         self.seconds: float | None = None
         self.at: float | None = None
         self.events: Events = None
+        self.told = None
         self.before = self.after = None
         self.lent = self.ended = self.void = self.expected = False
         self.began = time.monotonic()
+
+    @property
+    def doubts(self) -> Doubts:
+        """What counts that it told no time."""
+        return self._transfers.doubts
 
     def end(
         self,
@@ -100,8 +107,9 @@ class Transfer(Pair):
             events: As the attribute.
             lent: As the attribute: the pair is read now or not at all.
             at: As the attribute.
-            error: What went wrong: an exception, or a short word. Then only what is said here has moved, and there is
-                no duration.
+            error: What went wrong: an exception, its class, or a short word, always the same for the same fault: in one
+                direction the first 16 have rows of their own. Then only what is said here has moved, and there is no
+                duration.
         """
         if self.ended:
             self._transfers.ended_twice()

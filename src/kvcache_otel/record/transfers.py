@@ -10,23 +10,23 @@ import operator
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
+from kvcache_otel.record import foreign
 from kvcache_otel.record.cells import unread
 from kvcache_otel.record.complaints import Complaints, let_through
 from kvcache_otel.record.keys import LATER, Keys
-from kvcache_otel.record.labels import declared
+from kvcache_otel.record.labels import declared, printable
 from kvcache_otel.record.pair import Outcome
 from kvcache_otel.record.plain import plain
 from kvcache_otel.record.streams import NO_STREAM
 from kvcache_otel.record.timing import DEADLINE_S, LIMIT
 from kvcache_otel.record.transfer import Transfer
 from kvcache_otel.record.underway import Underway
-from kvcache_otel.semconv import Reason, TimingSource
+from kvcache_otel.semconv import ErrorType, Reason, TimingSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -37,9 +37,15 @@ if TYPE_CHECKING:
 
 _INFINITY = float("inf")
 
+# Kinds of errors that have a row of their own, in one direction: each is a series for ever.
+ERROR_TYPES = 16
+
 
 class Transfers:
     """One direction of one cache. Setting it up may raise; from then on nothing does.
+
+    Attributes:
+        doubts: Counts what there is to doubt about the cache's numbers.
 
     Example:
         >>> copies = kvcache_otel.transfers("device", "host", cache="MyCache", timing="device_event")
@@ -92,11 +98,13 @@ class Transfers:
         self._set_up: dict[str, Any] = {"source": source, "destination": destination, "pools": pools, "name": name}
         self._set_up |= {"timing": timing, "queued": queued, "deadline_s": deadline_s, "limit": limit}
         self._complaints = Complaints(probe, f"{source} to {destination}")
+        self.doubts = probe.doubts
         self._harvester = probe.harvester
         self._make_route: Callable[[str], Route] = lambda of: probe.route(source, destination, name=name, timing=of)
         self._usual = self._make_route(timing)
         self._routes = {timing: self._usual}
         self._active = self._usual.active
+        self._failures: dict[str, Counter] = {}
         self._tokens: dict[str, Counter] = {
             pool: self._usual.tokens(declared(semconv.KVCACHE_POOL, pool)) for pool in pools
         }
@@ -109,8 +117,6 @@ class Transfers:
         self._deadline_s = deadline_s
         self._underway = Underway(self._complaints, deadline_s, limit)
         self._keys = Keys(self._complaints, deadline_s, limit)
-        # Somebody else's events that wait to be read, by the id of the later one.
-        self._foreign: dict[int, Transfer] = {}
         this = weakref.ref(self)
         labels: dict[str, str | int] = {
             semconv.KVCACHE_SOURCE_TIER: source,
@@ -192,11 +198,14 @@ class Transfers:
                     self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
             self._active.add(1)  # Before another thread may end it by its key.
-            self._underway.add(transfer)
+            underway = self._underway
+            underway.begun.append(transfer)
+            if len(underway.begun) >= underway.look_at:
+                underway.look_over()
             if key is LATER:
                 self._keys.expect(transfer)
-            elif key is not None:
-                self.keep(transfer, key)
+            elif key is not None and (before := self._keys.keep(transfer, key)) is not None:
+                self._displaced(before)
             if requested is not None:  # Last: it may be no time at all.
                 self.waited(transfer.began - requested)
         except BaseException as error:
@@ -239,10 +248,8 @@ class Transfers:
             key: Its key. Who has it already has not ended, and cannot any more.
         """
         before = self._keys.keep(transfer, key)
-        if before is not None and not before.ended:
-            before.ended = True
-            self._active.add(-1)
-            self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
+        if before is not None:
+            self._displaced(before)
 
     @property
     def open_keys(self) -> int:
@@ -277,19 +284,30 @@ class Transfers:
             self._finish_by(transfer, transfer.events)
         elif transfer.seconds is not None:
             self._timed(transfer, TimingSource.ENGINE_REPORT, transfer.seconds)
-        elif transfer.stream is not None:
-            self._finish_on(transfer, transfer.stream)
+        elif (stream := transfer.stream) is not None:
+            route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
+            if transfer.after is None:
+                self.mark_end(transfer)
+            if transfer.before is not None:
+                transfer.duration = route.duration
+                if transfer.tokens is not None:
+                    transfer.tokens = _kept(transfer.tokens)
+                if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
+                    return
+                stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
+            self._count(transfer, route)
         else:
             at: Any = time.monotonic() if transfer.at is None else transfer.at
-            with suppress(Exception):  # What it is then is no time either, and that is said.
+            try:  # noqa: SIM105 (suppress() would take longer than all of this)
                 at -= transfer.began
+            except Exception:  # What it is then is no time either, and that is said.
+                pass
             self._timed(transfer, TimingSource.WALL_CLOCK, at)
 
     def failed(self, error: Failure, moved: int | None, tokens: Tokens) -> None:
         """Counts a transfer that has failed, and what it moved nevertheless."""
         self._active.add(-1)
-        kind = error if isinstance(error, str) else type(error).__name__
-        self._usual.failures(kind or semconv.ErrorType.OTHER).add(1)
+        self._failures_of(error).add(1)
         if moved is not None:
             self._usual.moved.add(operator.index(moved))
         if tokens is not None:
@@ -298,7 +316,7 @@ class Transfers:
     def finished_on_device(self, transfer: Transfer, outcome: Outcome) -> None:
         """Counts a transfer whose device was asked."""
         if transfer.events is not None:
-            self._forget(transfer)
+            foreign.forget(transfer)
         elif outcome is Outcome.READ and transfer.stream is not None:
             transfer.stream.give_back(transfer.before, transfer.after)
         try:
@@ -310,7 +328,7 @@ class Transfers:
     def given_up(self, transfer: Transfer) -> None:
         """Keeps no events of a transfer whose device was not done in time."""
         if transfer.events is not None:
-            self._forget(transfer)
+            foreign.forget(transfer)
 
     def cancelled(self, transfer: Transfer) -> None:
         """Takes a transfer back that was none."""
@@ -323,9 +341,10 @@ class Transfers:
 
     def mark_end(self, transfer: Transfer) -> None:
         """Records an event of ours after a transfer, where there is one before it."""
-        if transfer.stream is not None and transfer.before is not None:
+        stream = transfer.stream
+        if stream is not None and transfer.before is not None:
             try:
-                transfer.after = transfer.stream.mark()
+                transfer.after = stream.mark()
             except BaseException as error:
                 let_through(error)
                 self._complaints.untimed(error)
@@ -347,29 +366,36 @@ class Transfers:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _finish_on(self, transfer: Transfer, stream: Any) -> None:
-        """Hands the events of ours around a transfer over."""
-        route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
-        if transfer.after is None:
-            self.mark_end(transfer)
-        if transfer.before is not None:
-            transfer.duration = route.duration
-            _keep_tokens(transfer)
-            if self._harvester.hand_over(transfer, stream.lane, self._deadline_s):
-                return
-            stream.give_back(transfer.before, transfer.after)  # Nobody will read them.
-        self._count(transfer, route)
+    def _failures_of(self, error: Failure) -> Counter:
+        """Returns the counter of what went wrong: the first few kinds of it have one each, the others one together."""
+        kind = error if isinstance(error, str) else (error if isinstance(error, type) else type(error)).__name__
+        kind = printable(kind) or ErrorType.OTHER
+        counter = self._failures.get(kind)
+        if counter is None:
+            if len(self._failures) >= ERROR_TYPES:
+                self._complaints.say(
+                    "errors", f"more than {ERROR_TYPES} kinds of errors; others are {ErrorType.OTHER!r}"
+                )
+                kind = ErrorType.OTHER
+            counter = self._failures[kind] = self._usual.failures(kind)
+        return counter
+
+    def _displaced(self, transfer: Transfer) -> None:
+        if not transfer.ended:
+            transfer.ended = True
+            self._active.add(-1)
+            self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
 
     def _finish_by(self, transfer: Transfer, events: Any) -> None:
         """Reads somebody else's events, at once where they are done with: they may be recorded again afterwards."""
-        route = self._route(TimingSource.DEVICE_EVENT)
+        route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
         try:
-            transfer.before, transfer.after = events
-            before = self._foreign.pop(id(transfer.after), None)
-            if before is not None:
-                before.void = True  # It waits still, and its events tell another transfer's time.
-            if transfer.after.query():
-                seconds = plain(transfer.before.elapsed_time(transfer.after)) / 1000.0
+            transfer.before, transfer.after = before, after = events
+            if foreign.waiting:
+                foreign.supersede(foreign.waiting.get(id(after)))
+            if after.query():
+                milliseconds = before.elapsed_time(after)
+                seconds = (milliseconds if type(milliseconds) is float else plain(milliseconds)) / 1000.0
                 if not 0 <= seconds < _INFINITY:
                     raise ValueError(f"{seconds!r} s apart")
                 route.duration.record(seconds)
@@ -377,19 +403,15 @@ class Transfers:
                 raise RuntimeError("the device is not done with them, and they are lent only")
             else:
                 transfer.duration = route.duration
-                _keep_tokens(transfer)
-                self._foreign[id(transfer.after)] = transfer
+                transfer.tokens = _kept(transfer.tokens)
+                foreign.wait_for(transfer)
                 if self._harvester.hand_over(transfer, None, self._deadline_s):
                     return
-                del self._foreign[id(transfer.after)]
+                foreign.forget(transfer)
         except BaseException as error:
             let_through(error)
             self._complaints.untimed(error)
         self._count(transfer, route)
-
-    def _forget(self, transfer: Transfer) -> None:
-        if self._foreign.get(id(transfer.after)) is transfer:  # The same pair may be another transfer's by now.
-            self._foreign.pop(id(transfer.after), None)
 
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
@@ -401,13 +423,15 @@ class Transfers:
     def _count(self, transfer: Transfer, route: Route) -> None:
         self._active.add(-1)
         route.finished.add(1)
-        route.moved.add(operator.index(transfer.bytes))
+        moved = transfer.bytes
+        route.moved.add(moved if type(moved) is int else operator.index(moved))
         if transfer.tokens is not None:
             self._count_tokens(transfer.tokens)
         transfer.before = transfer.after = transfer.events = None  # Whoever keeps it keeps none of the device's.
 
     def _count_tokens(self, tokens: Any) -> None:
-        if type(tokens) is int or not isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
+        # To ask an abstract class takes longest of all.
+        if type(tokens) is int or (type(tokens) is not dict and not isinstance(tokens, Mapping)):
             self._tokens[self._first_pool].add(operator.index(tokens))
             return
         for pool, count in cast("Mapping[str, int]", tokens).items():
@@ -415,7 +439,7 @@ class Transfers:
             if counter is None:
                 self._complaints.undeclared(pool)
             else:
-                counter.add(operator.index(count))
+                counter.add(count if type(count) is int else operator.index(count))
 
     def _route(self, source: str) -> Route:
         route = self._routes.get(source)
@@ -431,13 +455,11 @@ class Transfers:
         self._harvester.look_after()
 
 
-def _keep_tokens(transfer: Transfer) -> None:
-    """Takes what is said of pools now: whoever said it may use the same dict for the next transfer."""
-    tokens = transfer.tokens
-    if tokens is None or type(tokens) is int:
-        return
-    if type(tokens) is dict or isinstance(tokens, Mapping):  # To ask an abstract class takes longest of all.
-        transfer.tokens = {**cast("Mapping[str, int]", tokens)}
+def _kept(tokens: Tokens) -> Tokens:
+    """Returns what is said of pools, as it is now: whoever said it may use the same dict for the next transfer."""
+    if type(tokens) is dict or (type(tokens) is not int and isinstance(tokens, Mapping)):
+        return {**cast("Mapping[str, int]", tokens)}  # To ask an abstract class takes longest of all.
+    return tokens
 
 
 def _look_after(transfers: Transfers | None) -> None:

@@ -16,9 +16,15 @@ A_FEW = 64
 
 
 class Underway:
-    """The transfers that have begun, the oldest first, until they are seen to have ended or are overdue."""
+    """The transfers that have begun, until they are seen to have ended or are overdue.
 
-    __slots__ = ("_begun", "_complaints", "_deadline_s", "_limit", "_look_at")
+    Attributes:
+        begun: The transfers, the oldest first. Who begins one adds it, and has it looked after when there are
+            `look_at` of them: it is what every transfer pays, and a call less.
+        look_at: How many there are when it is worth a look which of them have ended.
+    """
+
+    __slots__ = ("_complaints", "_deadline_s", "_limit", "begun", "look_at")
 
     def __init__(self, complaints: Complaints, deadline_s: float, limit: int) -> None:
         """Args:
@@ -27,23 +33,20 @@ class Underway:
         limit: How many are looked after. Twice as many may be remembered until somebody looks.
         """
         self._complaints, self._deadline_s, self._limit = complaints, deadline_s, limit
-        self._begun: deque[Transfer] = deque()
-        self._look_at = A_FEW
+        self.begun: deque[Transfer] = deque()
+        self.look_at = A_FEW
 
     def __len__(self) -> int:
-        return len(self._begun)
+        return len(self.begun)
 
-    def add(self, transfer: Transfer) -> None:
-        """Says that one has begun, on the engine's thread."""
-        begun = self._begun
-        begun.append(transfer)
-        if len(begun) >= self._look_at:
-            self.look_after()
-            self._look_at = 2 * len(begun) + A_FEW  # So that each is looked at twice or so, however many there are.
+    def look_over(self) -> None:
+        """Looks after them, on the engine's thread, and says when to do so again."""
+        self.look_after()
+        self.look_at = 2 * len(self.begun) + A_FEW  # So that each is looked at twice or so, however many there are.
 
     def look_after(self) -> None:
         """Forgets what has ended, and counts what should have; on any thread."""
-        begun, since = self._begun, time.monotonic() - self._deadline_s
+        begun, since = self.begun, time.monotonic() - self._deadline_s
         for _ in range(len(begun)):  # All of them: behind one that takes long others may have ended.
             try:
                 oldest = begun.popleft()
@@ -65,10 +68,10 @@ class Underway:
 
     def hand_to(self, transfers: Transfers) -> None:
         """Has all of them end with another `Transfers`, and forgets them."""
-        for transfer in self._begun:
+        for transfer in self.begun:
             transfer.belongs_to(transfers)
         self.clear()
 
     def clear(self) -> None:
         """Forgets all of them."""
-        self._begun.clear()
+        self.begun.clear()

@@ -8,6 +8,7 @@ import gc
 import inspect
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -721,11 +722,120 @@ def test_a_tree_core_that_speaks_the_protocol(exported: Exported, lines: pytest.
     assert [message for message in lines.messages if "'nonsense'" in message] == lines.messages[:1]
 
 
-def test_a_thing_that_lacks_the_protocols_names_is_told_so(exported: Exported) -> None:
+def test_what_a_thing_lacks_of_the_protocols_names_is_told(exported: Exported) -> None:
+    class Some(Plain):
+        def backup(self) -> None: ...
+
+    handle = kv.instrument_controller(owner := Some(), tiers=TIERS, meter_provider=exported.provider)
+    assert {item.name for item in handle.missing} == {"load_back", "retract", "restore", "prefetch"}
+    assert handle.attached == ("backup",)
+    assert owner is not None
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            {},
+            "Plain has no backup; Plain has no load_back; Plain has no retract; Plain has no restore; Plain has no pre",
+        ),
+        ({"methods": {}}, "nothing is said of Plain: give methods= or gauges=, or mark its methods with measures()"),
+        ({"methods": {"gone": kv.Eviction(tokens=1)}}, "nothing of Plain would be measured: Plain has no gone"),
+        ({"methods": {"gone": kv.Eviction(tokens=1)}, "gauges": kv.Gauges()}, "Plain has no gone"),
+    ],
+)
+def test_an_object_of_which_nothing_would_be_measured_is_refused_and_left_alone(
+    exported: Exported, said: dict[str, Any], why: str
+) -> None:
     owner = Plain()
-    handle = kv.instrument_controller(owner, tiers=TIERS, meter_provider=exported.provider)
-    assert {item.name for item in handle.missing} == {"backup", "load_back", "retract", "restore", "prefetch"}
-    assert handle.attached == ()
+    before = dict(vars(owner))
+    with pytest.raises(ValueError, match=re.escape(why)) as raised:
+        kv.instrument_controller(owner, tiers=TIERS, meter_provider=exported.provider, **said)
+    assert "\n" not in str(raised.value)
+    assert vars(owner) == before
+    assert exported.names() == set()
+
+
+def test_a_method_that_is_there_and_cannot_be_wrapped_is_reported_since_it_may_be_told_by_hand(
+    exported: Exported,
+) -> None:
+    class Later(Plain):
+        async def write(self) -> None: ...
+
+    handle = instrument(owner := Later(), exported)
+    assert [item.name for item in handle.missing] == ["write"]
+    handle.transfers("device", "host").begin().end(bytes=5)
+    assert exported.rows.value(semconv.TRANSFER_IO, source="device", destination="host", timing="wall_clock") == 5
+    assert owner is not None
+
+
+@pytest.mark.parametrize(
+    ("fact", "why"),
+    [
+        (
+            kv.Eviction(tokens={"swa": 1}),
+            "Eviction: tokens: the pool 'swa' of the device tier was not declared; kv was",
+        ),
+        (
+            kv.Drop(tokens={"swa": 1}, reason="pool_full"),
+            "Drop: tokens: the pool 'swa' of the device tier was not declare",
+        ),
+        (
+            kv.Backup(tokens={"kv": 1, "swa": 1}, bytes=1),
+            "Backup: tokens: the pool 'swa' of the device tier was not decl",
+        ),
+        (
+            kv.LoadBack(tokens={7: 1}, bytes=1),
+            "LoadBack: tokens: the pool '7' of the host tier was not declared; kv was",
+        ),
+        (kv.Admission(prompt=1, served={"peer": 1}), "Admission: served: the tier 'peer' was not declared"),
+        (kv.HostInsert(loaded=1, fulfilled=0, unfulfilled={"whim": 1}), "has no reason 'whim'"),
+    ],
+)
+def test_what_is_always_so_and_was_not_declared_is_refused(exported: Exported, fact: Any, why: str) -> None:
+    tiers = {"device": "kv", "host": "kv", "disk": "kv"}
+    with pytest.raises(ValueError, match=re.escape(why)):
+        kv.instrument_controller(Plain(), tiers=tiers, methods={"write": fact}, meter_provider=exported.provider)
+    assert exported.names() == set()
+
+
+def test_a_reason_that_is_always_so_is_declared_by_that(exported: Exported) -> None:
+    fact = kv.HostInsert(loaded=1, fulfilled=0, unfulfilled={"device_covered": 1})
+    tiers = {"host": "kv", "disk": "kv"}
+    handle = kv.instrument_controller(
+        owner := Plain(), tiers=tiers, methods={"write": fact}, meter_provider=exported.provider
+    )
+    owner.write(1)
+    assert exported.rows.value(semconv.PREFETCH_UNFULFILLED_TOKENS, tier="disk", reason="device_covered") == 1
+    assert handle.attached
+
+
+@pytest.mark.parametrize("make", [lambda: kv.Eviction(tokens=True), lambda: kv.Backup(tokens={"kv": False}, bytes=1)])
+def test_a_truth_is_no_amount(make: Any) -> None:
+    with pytest.raises(TypeError, match="tokens= must be a number, numbers by name, or a callable, and not "):
+        make()
+
+
+def test_a_tier_that_is_none_is_told_which_there_are(exported: Exported) -> None:
+    with pytest.raises(
+        ValueError, match=r"kvcache\.tier has no 'gpu': it is one of device, disk, external, host, peer, unk"
+    ):
+        kv.instrument_controller(Plain(), tiers={"gpu": "kv"}, meter_provider=exported.provider)
+
+
+def test_what_is_missing_is_said_once_for_a_class(exported: Exported, lines: pytest.LogCaptureFixture) -> None:
+    class One(Plain): ...
+
+    class Another(Plain): ...
+
+    facts = {"write": kv.Eviction(tokens=1), "gone": kv.Eviction(tokens=1)}
+    owners = [kind() for kind in (One, One, Another, One)]
+    for owner in owners:
+        instrument(owner, exported, methods=facts)
+    assert [line.partition("measured: ")[2] for line in lines.messages] == [
+        "gone: One has no gone",
+        "gone: Another has no gone",
+    ]
 
 
 def test_marks_cost_nothing_until_an_object_is_instrumented(exported: Exported) -> None:
@@ -756,8 +866,8 @@ def test_what_was_not_declared_is_counted_and_said_once(exported: Exported, line
     owner = Plain()
     facts = {
         "write": [
-            kv.Eviction(tokens={"mamba": 5, "kv": 1}),
-            kv.Admission(prompt=100, served={"device": 10, "peer": 20}),
+            kv.Eviction(tokens=lambda *_: {"mamba": 5, "kv": 1}),
+            kv.Admission(prompt=100, served=lambda *_: {"device": 10, "peer": 20}),
             kv.Drop(tier="host", tokens=lambda *_: -3, reason=lambda *_: "whim", reasons=("pool_full",)),
         ]
     }
@@ -857,7 +967,7 @@ def test_switched_off_nothing_is_wrapped_and_it_is_said(exported: Exported, monk
     assert vars(owner).keys() == {"calls", "blocks"}
     assert exported.names() == set()
     other = Plain()
-    kv.instrument_tree_core(other, beside=handle)
+    kv.instrument_tree_core(other, beside=handle, methods={"write": kv.Eviction(tokens=1)})
     assert vars(other).keys() == {"calls", "blocks"}
     with pytest.raises(RuntimeError, match="not instrumented"):
         handle.transfers("device", "host")
@@ -934,7 +1044,7 @@ def test_facts_of_one_kind_on_one_method_have_hooks_of_their_own(exported: Expor
 
 def test_hooks_of_caches_of_one_name_have_one_row_which_says_whether_all_are_there(exported: Exported) -> None:
     owners = [Plain(), Plain(), Plain()]
-    lacking: Any = type("Plain", (), {})()
+    lacking: Any = type("Plain", (), {"write": property(lambda _: print)})()
     handles = [instrument(owner, exported) for owner in owners]
     attached = {"spec": semconv.TELEMETRY_HOOK_ATTACHED, "hook": "write"}
     assert exported.rows.value(**attached) == 1

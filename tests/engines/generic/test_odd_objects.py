@@ -508,3 +508,74 @@ def test_an_iterator_of_events_is_left_to_the_engine(exported: Exported) -> None
     assert exported.rows.value(semconv.RESIDENT_BLOCKS, tier="device", view="published") == 1
     assert len(list(owner.publish("generator"))) == 1
     assert exported.rows.value(semconv.TELEMETRY_ERRORS, hook="publish") == 1
+
+
+# -- what is not asked for -----------------------------------------------------------------------------------------
+
+
+class Lazy:
+    """A descriptor of somebody's that makes what it gives out."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __get__(self, instance: Any, kind: type | None = None) -> Any:
+        return self.make(instance)
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "why"),
+    [
+        (functools.cached_property, "Cache.work is a cached_property, which is asked for and not called"),
+        (property, "Cache.work is a property"),
+        (Lazy, "Cache.work is a Lazy, which is asked for and not called"),
+    ],
+)
+def test_no_code_of_the_engines_runs_when_its_methods_are_looked_for(
+    exported: Exported, descriptor: Any, why: str
+) -> None:
+    made = []
+
+    def make(self: Any) -> Any:
+        made.append(self)
+        return lambda count: count
+
+    kind: Any = type("Cache", (), {"work": descriptor(make)})
+    facts = {"work": kv.Eviction(tokens=1)}
+    handle = kv.instrument_controller(owner := kind(), tiers=TIERS, methods=facts, meter_provider=exported.provider)
+    assert [(item.name, item.why) for item in handle.missing] == [("work", why)]
+    assert made == []
+    handle.report()
+    assert made == []
+    assert owner.work(5) == 5
+
+
+def test_a_lazy_attribute_that_is_there_already_is_a_callable_of_the_objects_own(exported: Exported) -> None:
+    class Cache:
+        @functools.cached_property
+        def work(self) -> Any:
+            return lambda count: count
+
+    owner = Cache()
+    assert owner.work(1) == 1
+    facts = {"work": kv.Eviction(tokens=lambda count, _: count)}
+    handle = kv.instrument_controller(owner, tiers=TIERS, methods=facts, meter_provider=exported.provider)
+    assert owner.work(5) == 5
+    assert handle.attached == ("work",)
+    assert exported.rows.value(semconv.EVICTION_TOKENS, tier="device", pool="kv") == 5
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_methods_that_cannot_be_called_on_the_class_are_found(exported: Exported, *, single: bool) -> None:
+    class Cache:
+        def one(self, count: int) -> int:
+            return count
+
+        work: Any = functools.singledispatchmethod(one) if single else functools.partialmethod(one)
+
+    owner = Cache()
+    facts = {"work": kv.Eviction(tokens=lambda count, _: count)}
+    handle = kv.instrument_controller(owner, tiers=TIERS, methods=facts, meter_provider=exported.provider)
+    assert owner.work(5) == 5
+    assert handle.attached == ("work",)
+    assert exported.rows.value(semconv.EVICTION_TOKENS, tier="device", pool="kv") == 5

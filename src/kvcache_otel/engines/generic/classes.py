@@ -37,21 +37,22 @@ class ClassHook:
     """Takes a method's place on a class.
 
     Attributes:
+        kind: The class.
         name: The method's name.
         original: What was in its place among the class's own attributes; `NOTHING` where it is inherited, or is not the
             class's at all.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_entry", "_genuine", "_kind", "_nearer", "_where", "name", "original")
+    __slots__ = ("__weakref__", "_entries", "_entry", "_genuine", "_nearer", "_where", "kind", "name", "original")
 
     def __init__(self, kind: type, name: str) -> None:
         """Args:
-        kind: The class.
-        name: The method's name.
+        kind: As the attribute.
+        name: As the attribute.
         """
         self.name = name
         self.original: Any = vars(kind).get(name, NOTHING)
-        self._kind = kind
+        self.kind = kind
         self._entries: dict[int, weakref.ref[Wrapped]] = {}
         self._entry = self._entries.get
         self._where: Mapping[str, Any] = {name: self.original}
@@ -88,7 +89,7 @@ class ClassHook:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls what the class has without it: somebody has taken it from the class's own attributes."""
-        return self._genuine(None, self._kind)(*args, **kwargs)
+        return self._genuine(None, self.kind)(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Any:
@@ -97,7 +98,7 @@ class ClassHook:
     @property
     def in_place(self) -> bool:
         """Whether the class has it, itself or in what somebody has put around it."""
-        found: Any = vars(self._kind).get(self.name)
+        found: Any = vars(self.kind).get(self.name)
         for _ in range(16):
             if found is None or found is self:
                 break
@@ -137,27 +138,27 @@ class ClassHook:
         Raises:
             Exception: The class lets nobody set its attributes.
         """
-        if vars(self._kind).get(self.name) is not self:
-            _set(self._kind, self.name, self)
+        if vars(self.kind).get(self.name) is not self:
+            _set(self.kind, self.name, self)
 
     def give_back_if_empty(self, *, by_itself: bool) -> None:
         """Puts back what was in its place, where no object of the class is heard of."""
-        if by_itself and not self._entries and self.in_place and _worn(self._kind) >= GIVEN_BACK:
+        if by_itself and not self._entries and self.in_place and _worn(self.kind) >= GIVEN_BACK:
             _left.add(self)
         else:
             self._give_back()
 
     def _give_back(self) -> None:
         """Where somebody has put something around it, leaves that: calls go through."""
-        if self._entries or vars(self._kind).get(self.name) is not self:
+        if self._entries or vars(self.kind).get(self.name) is not self:
             return
         before = self.original
         while issubclass(type(before), ClassHook) and not before._entries:  # It was emptied while it was covered.
             before = before.original
         if before is NOTHING:
-            _delete(self._kind, self.name)
+            _delete(self.kind, self.name)
         else:
-            _set(self._kind, self.name, before)
+            _set(self.kind, self.name, before)
 
     # -- what the class has without it ---------------------------------------------------------------------------------
 
@@ -167,15 +168,15 @@ class ClassHook:
     def _inherited(self, instance: Any, kind: Any) -> Any:
         # Asked each time: a base may be given another method by the engine, and this class has to have it then.
         try:
-            above = cast("Any", super(self._kind, kind if instance is None else instance))
+            above = cast("Any", super(self.kind, kind if instance is None else instance))
         except TypeError:  # Somebody has made another class of this one's attributes.
             return self._bound_to(instance, kind)
         try:
             return getattr(above, self.name)
         except AttributeError:
-            if static(self._kind, self.name)[1] is not NOTHING:
+            if static(self.kind, self.name)[1] is not NOTHING:
                 raise
-            kind = self._kind if kind is None else kind
+            kind = self.kind if kind is None else kind
             said = f"type object {kind.__name__!r}" if instance is None else f"{kind.__name__!r} object"
             raise AttributeError(f"{said} has no attribute {self.name!r}", name=self.name, obj=instance) from None
 

@@ -81,6 +81,7 @@ class Copy(Fact):
             queued=self.requested is not None,
             make_event=self.make_event,
         )
+        rows.tiers.check_pools(self.source, f"{type(self).__name__}: tokens", self.tokens)
         happened, tokens, moved = self.happened(), self.reader("tokens"), self.reader("bytes")
         seconds, events, error, key = map(optional, (self.seconds, self.events, self.error, self.key))
         stream, requested, lent = self.stream, self.requested, self.lent

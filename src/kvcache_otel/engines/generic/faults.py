@@ -78,7 +78,7 @@ def quantity(what: str, given: Any) -> None:
     words = printable(given)
     values = cast("Mapping[Any, Any]", given).values() if isinstance(given, Mapping) else (given,)
     for value in values:
-        if not hasattr(value, "__index__"):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{what}= must be a number, numbers by name, or a callable, and not {words!r}")
         if value.__index__() < 0:
             raise ValueError(f"{what}= is negative: {words}")

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 # What Gauges are listed as, beside the names of methods.
 GAUGE = "gauge"
 
-# Why something is missing that was there.
-_REPLACED = "another method has been put in its place on the class since"
-
 # In the order in which they were made.
 _living: weakref.WeakValueDictionary[int, Instrumented] = weakref.WeakValueDictionary()
 
@@ -93,6 +90,12 @@ class Instrumented:
         return tuple(point.hook.name for point in self._points if point.state == "attached")
 
     @property
+    def unheard(self) -> dict[str, str]:
+        """Of what is measured, the hooks that calls do not come by any more, and why: the engine has changed it."""
+        by_name = {point.hook.name: why for point in self._points if (why := point.unheard())}
+        return {item.name: by_name[item.name] for item in self.measured if item.name in by_name}
+
+    @property
     def rows(self) -> Rows | None:
         """What its facts write to; None where it was removed, or nothing is measured in this process."""
         return self._rows
@@ -117,7 +120,7 @@ class Instrumented:
         for name, what in self.measured:
             point = by_name.get(name)
             state = "attached" if point is None else point.state
-            words = (point and point.why) or (_REPLACED if state == "missing" else what)
+            words = (point and (point.why or point.unheard())) or what
             lines.append(f"  {state:<9}  {name:<{width}}  {words}")
         lines += [f"  {'MISSING':<9}  {item.name:<{width}}  {item.why}" for item in self.missing]
         if self.missing:
@@ -181,7 +184,7 @@ class Instrumented:
                     point.why = place
                     missing.append(Missing(point.hook.name, fact.what, place))
                 else:
-                    point.placed(place.state, "")
+                    point.put(place)
                     measured.append(Measured(point.hook.name, fact.what))
         if (hidden := objects.hide_from_copies(owner)) is not None:
             self._places.append(hidden)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 from kvcache_otel.engines.generic import faults, objects
 from kvcache_otel.engines.generic.classes import attributes_of
@@ -15,7 +16,7 @@ from kvcache_otel.engines.generic.facts import Fact
 from kvcache_otel.engines.generic.gauges import Gauges, make_gauges
 from kvcache_otel.engines.generic.handle import Instrumented, Missing, taken
 from kvcache_otel.engines.generic.marks import marked
-from kvcache_otel.engines.generic.rows import Rows
+from kvcache_otel.engines.generic.rows import SAID, Rows
 from kvcache_otel.record.labels import printable
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
@@ -59,7 +60,8 @@ def instrument(
 
     Raises:
         TypeError: It is a class, or cannot be held weakly and given attributes; or a fact is none.
-        ValueError: It is instrumented already; or what is said of it names what was not declared.
+        ValueError: It is instrumented already; or what is said of it names what was not declared, or nothing that it
+            has.
     """
     kind: type[Any] = type(owner)  # pyright: ignore[reportUnknownVariableType]
     _check(owner)
@@ -68,6 +70,8 @@ def instrument(
     if not isinstance(gauges, Gauges):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"gauges= must be Gauges(…), and not {printable(gauges)!r}")
     _rehearse(owner, identity, tiers, facts, gauges, deadline_s)
+    found = {name: objects.find(owner, name) for name in facts}
+    _check_found(owner, found, gauges)
     rows = _rows(make_probe, tiers, deadline_s) if beside is None else beside.rows
     if rows is None:
         why = "nothing is measured in this process; the log says why"
@@ -75,15 +79,38 @@ def instrument(
         return Instrumented(identity, kind, tiers, missing)
     made = Instrumented(identity, kind, tiers)
     try:
-        made.attach(owner, rows, facts, gauges, {name: objects.find(owner, name) for name in facts})
+        made.attach(owner, rows, facts, gauges, found)
     except BaseException:
         made.remove()
         raise
     if made.missing:
-        with suppress(Exception):
-            said = "; ".join(f"{item.name}: {item.why}" for item in made.missing)
-            _logger.warning("kvcache: %s: not all is measured: %s", identity.cache_type, said)
+        said = "; ".join(f"{item.name}: {item.why}" for item in made.missing)
+        _say(kind, f"kvcache: {identity.cache_type}: not all is measured: {said}")
     return made
+
+
+def _check_found(owner: Any, found: Mapping[str, objects.Found | str], gauges: Gauges) -> None:
+    """Raises ValueError where an object has nothing of what is said of it. What cannot be wrapped is told by hand."""
+    if gauges != Gauges() or not all(isinstance(method, objects.Absent) for method in found.values()):
+        return
+    kind = type(owner).__name__
+    if not found:
+        raise ValueError(f"nothing is said of {kind}: give methods= or gauges=, or mark its methods with measures()")
+    whys = "; ".join(str(why) for why in found.values())
+    raise ValueError(f"nothing of {kind} would be measured: {whys}. Say with methods= what its methods tell")
+
+
+# What was said of the objects of each class: an engine may have thousands.
+_said: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
+
+
+def _say(kind: type, words: str) -> None:
+    """Says something of the objects of a class, once, and no more than a few things."""
+    with suppress(Exception):  # A handler of somebody's that raises, or a class that cannot be remembered.
+        said = _said.setdefault(kind, set())
+        if words not in said and len(said) < SAID:
+            said.add(words)
+            _logger.warning("%s", words)
 
 
 def _rows(make_probe: Callable[[], CacheProbe | None], tiers: Tiers, deadline_s: float) -> Rows | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic.facts import Fact, check_reasons
@@ -12,8 +13,6 @@ from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kvcache_otel.engines.generic.call import Call, Given
     from kvcache_otel.engines.generic.facts import Tell
     from kvcache_otel.engines.generic.rows import Rows
@@ -75,7 +74,10 @@ class HostInsert(Fact):
 
     def tell(self, rows: Rows) -> Tell:
         books = rows.prefetches(self.tier)
-        books.tells_ends(check_reasons(semconv.PREFETCH_UNFULFILLED_TOKENS, self.reasons))
+        reasons = check_reasons(semconv.PREFETCH_UNFULFILLED_TOKENS, self.reasons)
+        if isinstance(given := self.unfulfilled, Mapping):  # Always so, and thus declared by that.
+            reasons += check_reasons(semconv.PREFETCH_UNFULFILLED_TOKENS, cast("Mapping[str, Any]", given))
+        books.tells_ends(reasons)
         happened = self.happened()
         loaded, fulfilled, unfulfilled = map(self.reader, self.REQUIRED)
 
@@ -108,6 +110,9 @@ class Admission(Fact):
 
     def tell(self, rows: Rows) -> Tell:
         tiers = frozenset(rows.tiers.pools)
+        always = self.served
+        for tier in cast("Mapping[str, Any]", always) if isinstance(always, Mapping) else ():
+            rows.tiers.of(tier, "Admission: served")
         admitted = rows.probe.served(*tiers)
         happened, prompt, served = self.happened(), self.reader("prompt"), self.reader("served")
 

@@ -37,6 +37,7 @@ class Eviction(Fact):
     tokens: Given = None
 
     def begin(self, rows: Rows) -> Begin:
+        rows.tiers.check_pools(self.tier, "Eviction: tokens", self.tokens)
         add = rows.by_pool(self.tier, rows.probe.evictions)
         passes = rows.probe.eviction_passes(self.tier)
         happened, tokens = self.happened(), self.reader("tokens")
@@ -79,6 +80,7 @@ class Drop(Fact):
     reasons: tuple[str, ...] = (Reason.HOST_PRESSURE, Reason.WRITE_THROUGH_UNBACKED_EVICTION, Reason.POOL_FULL)
 
     def tell(self, rows: Rows) -> Tell:
+        rows.tiers.check_pools(self.tier, "Drop: tokens", self.tokens)
         reasons = self.reasons if self.reason is None or callable(self.reason) else (self.reason,)
         adds = {
             reason: rows.by_pool(self.tier, lambda tier, pool, reason=reason: rows.probe.dropped(tier, pool, reason))

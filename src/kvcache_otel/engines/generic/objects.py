@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from contextlib import suppress
+from functools import partialmethod, singledispatchmethod
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -11,6 +13,7 @@ from kvcache_otel.engines.generic import classes
 from kvcache_otel.engines.generic.classes import attributes_of
 from kvcache_otel.engines.generic.copied import reduce_plainly
 from kvcache_otel.engines.generic.stand_ins import Wrapped, is_hooked
+from kvcache_otel.engines.generic.standing import unheard
 from kvcache_otel.engines.hooks import HookPoint
 
 if TYPE_CHECKING:
@@ -24,11 +27,14 @@ _MORE = ("__getitem__", "__len__", "__iter__", "__enter__", "__await__")
 
 _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 
+# What is bound to an object without running any code of the engine's, and cannot be called itself.
+_METHODS = (staticmethod, classmethod, partialmethod, singledispatchmethod)
+
 
 class ObjectPoint(HookPoint):
     """A hook on one object. What it fails at is counted for good: the object may be gone before somebody reads."""
 
-    __slots__ = ("__weakref__", "_bodies", "_failures")
+    __slots__ = ("__weakref__", "_bodies", "_failures", "_place")
 
     def __init__(self, hook: Hook, failures: Counter, lost: Callable[[bool], None]) -> None:
         """Args:
@@ -40,11 +46,26 @@ class ObjectPoint(HookPoint):
         bodies = self._bodies
         super().__init__(hook, lambda _: bodies[0], lambda: lost(self.state == "aside"))
         self._failures = failures
+        self._place: Place | None = None
         self.state, self.why = "missing", "it is not in its place"
 
     def reads(self, body: Callable[..., Any]) -> None:
         """Says what reads the fact."""
         self._bodies[:] = [body]
+
+    def put(self, place: Place) -> None:
+        """Says where it was put."""
+        self._place = place
+        self.placed(place.state, "")
+
+    def unheard(self) -> str:
+        """Returns why calls do not come by it any more, in words; empty where they do, or it was never put there."""
+        return "" if self._place is None else self._place.unheard()
+
+    def detach(self) -> None:
+        """Takes it off, as `HookPoint` does; what it was around is let go at once."""
+        self._place = None
+        super().detach()
 
     def failed(self, error: Exception) -> None:
         """Counts a failure, as `HookPoint` does."""
@@ -58,6 +79,10 @@ def has_attributes(owner: object) -> bool:
         return isinstance(owner.__dict__, dict)  # pyright: ignore[reportUnnecessaryIsInstance]
     except Exception:  # A property of somebody's, or none at all.
         return False
+
+
+class Absent(str):
+    """Why there is no method, where there is nothing of its name at all."""
 
 
 class Found(NamedTuple):
@@ -80,25 +105,38 @@ def find(owner: Any, name: str) -> Found | str:
     kind: str = owned.__name__
     if name.startswith("__") and name.endswith("__"):
         return f"{kind}.{name} is called by Python itself, which looks at the class"
+    there = attributes_of(owner).get(name, classes.NOTHING)
+    _, found = classes.static(owned, name)
+    if isinstance(found, property):
+        return f"{kind}.{name} is a property"
+    if classes.has_sign(found, "__set__"):
+        return f"{kind} does not look {name} up on its objects"
+    if there is classes.NOTHING and _is_asked_for(found):
+        return f"{kind}.{name} is a {type(found).__name__}, which is asked for and not called"
     try:
         bound = getattr(owner, name, None)
     except Exception as error:  # A property of somebody's.
         return f"asking {kind} for {name} fails: {type(error).__name__}"
     if bound is None:
-        return f"{kind} has no {name}"
+        return Absent(f"{kind} has no {name}")
     if not callable(bound):
         return f"{kind}.{name} is no method"
     if _goes_on(bound):
         return f"{kind}.{name} goes on after it has returned: tell of it from inside, with `transfers`"
     if not hasattr(bound, "__wrapped__") and any(classes.has_sign(bound, more) for more in _MORE):
         return f"{kind}.{name} is a {type(bound).__name__}, which is more than a function: it stays as it is"
-    _, found = classes.static(owned, name)
-    if isinstance(found, property):
-        return f"{kind}.{name} is a property"
-    if classes.has_sign(found, "__set__"):
-        return f"{kind} does not look {name} up on its objects"
-    own = attributes_of(owner).get(name, classes.NOTHING)
-    return Found(found, bound, own=False) if own is classes.NOTHING else Found(own, bound, own=True)
+    return Found(found, bound, own=False) if there is classes.NOTHING else Found(there, bound, own=True)
+
+
+def _is_asked_for(found: Any) -> bool:
+    """Returns whether what a class has runs code of its own when it is asked for, in place of when it is called.
+
+    A lazy attribute is made by whoever asks first: that must be the engine.
+    """
+    if found is classes.NOTHING or callable(found) or not classes.has_sign(found, "__get__"):
+        return False
+    # A decorator says what it was put around.
+    return not isinstance(found, _METHODS) and inspect.getattr_static(found, "__wrapped__", None) is None
 
 
 def _goes_on(bound: Any) -> bool:
@@ -114,7 +152,7 @@ def _goes_on(bound: Any) -> bool:
 class Place:
     """Where a method has hooks around it: on its object's class, which hands them out on this object alone."""
 
-    __slots__ = ("_hook", "_wrapped")
+    __slots__ = ("_hook", "_owner", "_wrapped")
 
     def __init__(self, owner: Any, name: str, method: Found, points: Sequence[HookPoint]) -> None:
         """Args:
@@ -127,6 +165,7 @@ class Place:
             Exception: The object's class lets nobody set its attributes.
         """
         function = reduce_plainly if name == "__reduce_ex__" else _of_owner(name, method)
+        self._owner = weakref.ref(owner)
         self._wrapped = Wrapped(method.found, function, points)
         self._hook = classes.hook_for(owner, name, self._wrapped, own=method.own)
 
@@ -135,8 +174,16 @@ class Place:
         return is_hooked(getattr(owner, self._hook.name, None), self._wrapped)
 
     def state(self) -> State:
-        """Returns whether it is there still: somebody may have put another method into its place, on the class."""
-        return "attached" if self._hook.in_place else "missing"
+        """Returns whether it is there still: somebody may have put another method into its place."""
+        return "missing" if self.unheard() else "attached"
+
+    def unheard(self) -> str:
+        """Returns why it is not there any more, in words; empty where it is."""
+        owner = self._owner()
+        try:
+            return "" if owner is None else unheard(self._hook, owner, self._wrapped)
+        except Exception as error:  # What is there now may be anything.
+            return f"what is in its place since cannot be looked at: {type(error).__name__}"
 
     def clear(self, owner: Any) -> None:
         """Takes the hooks off; the class is as it was when there is no other object of it that has them."""

@@ -57,23 +57,25 @@ class PrefetchBooks:
     def hit(self, tokens: int) -> None:
         """Tells what storage said it had."""
         if self._hit is not None:
-            self._asked.add(max(tokens, 0))  # First: it is never seen to be settled before it was asked for.
-            self._hit.add(tokens)
+            with self._probe.changes:
+                self._asked.add(max(tokens, 0))  # First: it is never seen to be settled before it was asked for.
+                self._hit.add(tokens)
 
     def ended(self, loaded: int, fulfilled: int, unfulfilled: Mapping[str, int]) -> list[str]:
         """Tells what has become of it; returns the reasons that were not declared, and count as ``other``."""
         unknown: list[str] = []
         settled = max(fulfilled, 0)
-        for reason, tokens in unfulfilled.items():
-            if (counter := self._unfulfilled.get(reason)) is None:
-                unknown.append(reason)
-                counter = self._unfulfilled[Reason.OTHER]
-            counter.add(tokens)
-            settled += max(tokens, 0)
-        if self._loaded is not None and self._fulfilled is not None:
-            self._loaded.add(loaded)
-            self._fulfilled.add(fulfilled)
-        self._settled.add(settled)
+        with self._probe.changes:
+            for reason, tokens in unfulfilled.items():
+                if (counter := self._unfulfilled.get(reason)) is None:
+                    unknown.append(reason)
+                    counter = self._unfulfilled[Reason.OTHER]
+                counter.add(tokens)
+                settled += max(tokens, 0)
+            if self._loaded is not None and self._fulfilled is not None:
+                self._loaded.add(loaded)
+                self._fulfilled.add(fulfilled)
+            self._settled.add(settled)
         return unknown
 
     def unknown(self) -> None:

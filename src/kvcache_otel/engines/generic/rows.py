@@ -55,9 +55,9 @@ class Tiers:
             raise ValueError('no tier is declared: say which there are, as in tiers={"device": "kv", "host": "kv"}')
         self.pools: dict[str, tuple[str, ...]] = {}
         for tier, pools in tiers.items():
-            declared(semconv.KVCACHE_TIER, tier)
             if tier == semconv.Tier.NONE:
                 raise ValueError("the tier 'none' is for what no tier served: it has no pools")
+            declared(semconv.KVCACHE_TIER, tier, but=semconv.Tier.NONE)
             several = faults.names(f"the pools of the {tier} tier", pools)
             if not several:
                 raise ValueError(f"the tier {tier!r} has no pool: name one, as 'kv'")
@@ -80,6 +80,18 @@ class Tiers:
         if not isinstance(tier, str) or tier not in self.pools:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{what}: the tier {printable(tier)!r} was not declared; {', '.join(self.pools)} were")
         return self.pools[tier]
+
+    def check_pools(self, tier: str, what: str, tokens: object) -> None:
+        """Looks at tokens that are always so: by pools of a tier, where they are by pool.
+
+        Raises:
+            ValueError: One of these pools was not declared.
+        """
+        pools = self.of(tier, what)
+        for pool in cast("Mapping[object, Any]", tokens) if isinstance(tokens, Mapping) else ():
+            if pool not in pools:
+                said = f"the pool {printable(pool)!r} of the {tier} tier was not declared"
+                raise ValueError(f"{what}: {said}; {', '.join(pools)} {'was' if len(pools) == 1 else 'were'}")
 
     def name(self, *tiers: str) -> str | None:
         """Returns the engine's own name of the first of some tiers that has one."""

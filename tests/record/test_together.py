@@ -1,0 +1,109 @@
+"""What adds up adds up in every collection, beside an engine that goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from kvcache_otel.engines.generic.prefetches import PrefetchBooks
+from kvcache_otel.export.instruments import Instruments
+from kvcache_otel.identity import Identity
+from kvcache_otel.record.probe import CacheProbe
+from kvcache_otel.record.recorder import Recorder
+from kvcache_otel.record.together import TRIES, Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Has threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def collected(reader: InMemoryMetricReader) -> dict[str, int]:
+    data: Any = reader.get_metrics_data()
+    sums: dict[str, int] = {}
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        if metric.name.startswith("kvcache.prefetch."):
+            sums[metric.name.split(".")[2]] = sum(point.value for point in metric.data.data_points)
+    return sums
+
+
+@pytest.mark.usefixtures("switching")
+def test_hit_is_fulfilled_and_unfulfilled_and_outstanding_in_every_collection() -> None:
+    identity = Identity("custom", "Own")
+    recorder = Recorder(identity)
+    books = PrefetchBooks(CacheProbe(recorder, identity), "disk", None)
+    books.tells_hits()
+    books.tells_ends(("device_covered", "revoked"))
+    reader = InMemoryMetricReader()
+    Instruments(MeterProvider([reader], shutdown_on_exit=False), histograms=False).bind(recorder)
+    stop = threading.Event()
+
+    def engine() -> None:
+        while not stop.is_set():
+            for tokens in range(1, 8):
+                books.hit(3 * tokens)
+                stop.wait(0.0001)
+            for tokens in range(1, 8):
+                stop.wait(0.0001)
+                books.ended(tokens, tokens, {"device_covered": tokens, "whim": tokens})
+
+    threads = [threading.Thread(target=engine) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    seen = [collected(reader) for _ in range(300)]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert seen[-1]["hit"] > seen[0]["hit"] > 0
+    assert [each for each in seen if each["hit"] != each["fulfilled"] + each["unfulfilled"] + each["outstanding"]] == []
+    assert len({each["outstanding"] for each in seen}) > 1
+    assert collected(reader)["outstanding"] == 0
+
+
+def test_who_reads_begins_anew_when_something_changes_meanwhile() -> None:
+    changes, reads = Changes(), []
+
+    def read() -> int:
+        reads.append(None)
+        if len(reads) < 3:
+            with changes:
+                pass
+        return len(reads)
+
+    assert changes.read(read) == 3
+
+
+def test_who_reads_while_a_change_is_under_way_waits_for_it_and_not_for_ever() -> None:
+    changes, reads = Changes(), []
+    with changes:
+        assert changes.read(lambda: len(reads)) == 0
+    with pytest.raises(OSError, match="x"), changes:
+        raise OSError("x")
+    assert changes.read(lambda: 1) == 1
+
+    def restless() -> int:
+        reads.append(None)
+        with changes:
+            return len(reads)
+
+    assert changes.read(restless) == TRIES + 1
+
+
+def test_a_child_waits_for_no_change_of_its_parent() -> None:
+    changes, reads = Changes(), []
+    changes.__enter__()
+    changes.reset()
+    changes.read(lambda: reads.append(None))
+    assert len(reads) == 1
