@@ -128,7 +128,7 @@ def test_what_an_event_raises_when_it_is_recorded_again_does_not_reach_its_owner
     around(stream, 40.0, start, end)
     pair = scene.transfers.begin()
     pair.before, pair.after = start, end
-    foreign.wait_for(pair)
+    foreign.wait_for(pair, pair.before, pair.after)
     end.record(stream)
     assert (end.recorded, pair.void, pair.told) == (2, True, None)
     asleep.set()

@@ -24,21 +24,18 @@ waiting: dict[int, Pair] = {}
 an engine may use two events for one copy there and another back."""
 
 
-def wait_for(pair: Pair) -> None:
-    """Says that a pair waits for its device. Whoever waited for the same later event does not any more."""
-    before: Any = pair.before
-    after: Any = pair.after
-    number = id(after)
-    if number in waiting:
-        supersede(waiting[number])
-    waiting[number] = pair
+def wait_for(pair: Pair, before: Any, after: Any) -> None:
+    """Says that a pair, of these events, waits for its device. Who waited for the later one has been superseded."""
+    waiting[id(after)] = pair
     # In place of what records them, among their own attributes. One may be the earlier event of many copies: then the
     # first of these hears of it.
     try:
-        if "record" not in before.__dict__:
-            before.__dict__["record"] = partial(_record_again, before, pair)
-        if "record" not in after.__dict__:
-            after.__dict__["record"] = partial(_record_again, after, pair)
+        own = before.__dict__
+        if "record" not in own:
+            own["record"] = partial(_record_again, before, pair)
+        own = after.__dict__
+        if "record" not in own:
+            own["record"] = partial(_record_again, after, pair)
     except Exception:  # It takes no attributes, and so does not say when it is recorded.
         pass
 

@@ -391,8 +391,8 @@ class Transfers:
         route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
         try:
             transfer.before, transfer.after = before, after = events
-            if foreign.waiting:
-                foreign.supersede(foreign.waiting.get(id(after)))
+            if (waited := foreign.waiting.get(id(after))) is not None:
+                foreign.supersede(waited)
             if after.query():
                 milliseconds = before.elapsed_time(after)
                 seconds = (milliseconds if type(milliseconds) is float else plain(milliseconds)) / 1000.0
@@ -403,8 +403,9 @@ class Transfers:
                 raise RuntimeError("the device is not done with them, and they are lent only")
             else:
                 transfer.duration = route.duration
-                transfer.tokens = _kept(transfer.tokens)
-                foreign.wait_for(transfer)
+                if transfer.tokens is not None:
+                    transfer.tokens = _kept(transfer.tokens)
+                foreign.wait_for(transfer, before, after)
                 if self._harvester.hand_over(transfer, None, self._deadline_s):
                     return
                 foreign.forget(transfer)
