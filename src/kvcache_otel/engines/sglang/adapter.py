@@ -346,7 +346,14 @@ class SglangAdapter:
     def storage_written(self, controller: Any, operation: Any, *_: Any, **__: Any) -> Finish | None:
         """`HybridCacheController._page_backup`, on a thread of SGLang's."""
         storage = _storage(controller)
-        return storage.writing(operation) if storage is not None else None
+        if storage is None:
+            return None
+        if not controller.backup_skip:
+            return storage.writing(operation)
+        # Another rank writes the same keys and values. What is this one's own all the same, if anything, goes alone.
+        if any(map(controller.should_backup, getattr(operation, "pool_transfers", None) or ())):
+            return storage.writing_besides(operation)
+        return None
 
     # -- last words ----------------------------------------------------------------------------------------------------
 
