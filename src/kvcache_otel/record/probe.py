@@ -151,9 +151,9 @@ class CacheProbe:
         """Counts an exception of ours that was caught, and says so once; see `Recorder.failed`."""
         self._recorder.failed(hook, what, error)
 
-    def lost(self, reason: str) -> None:
-        """Counts a measurement that was given up."""
-        self._recorder.dropped(reason).add(1)
+    def lost(self, reason: str, times: int = 1) -> None:
+        """Counts measurements that were given up."""
+        self._recorder.dropped(reason).add(times)
 
     # -- any metric of the catalogue -------------------------------------------------------------------------------
 
