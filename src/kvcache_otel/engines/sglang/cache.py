@@ -57,7 +57,7 @@ class CacheRows:
         self.storage: StorageRows | None = None
         self._storage_tier: str = Tier.UNKNOWN
         self._storage_facts = config.StorageFacts(hits=False, loads=False, skips=False)
-        self.published = PublishedBooks(probe, Tier.DEVICE) if config.publishes(cache) else None
+        self.published = PublishedBooks(probe, Tier.DEVICE, holders=True) if config.publishes(cache) else None
         self._core = config.core(cache)
         self._said: set[str] = set()
         self._parts: list[weakref.ref[Any]] = []
@@ -102,7 +102,7 @@ class CacheRows:
         self.device.watch_drops(config.drop_reasons(cache))
         self._storage_facts = config.storage_facts(cache)
         if self.published is not None:
-            self.published = PublishedBooks(probe, Tier.DEVICE, Tier.HOST)
+            self.published = PublishedBooks(probe, Tier.DEVICE, Tier.HOST, holders=True)
         self.tiers = (self.device, host)
         settle(self.tiers)
 
