@@ -59,6 +59,7 @@ class CacheRows:
         self._storage_facts = config.StorageFacts(hits=False, loads=False, skips=False)
         self.published = PublishedBooks(probe, Tier.DEVICE, holders=True) if config.publishes(cache) else None
         self._core = config.core(cache)
+        self._rounds_up = config.rounds_up()
         self._said: set[str] = set()
         self._parts: list[weakref.ref[Any]] = []
         self.tiers: tuple[DeviceRows | HostRows, ...] = (self.device,)
@@ -121,8 +122,6 @@ class CacheRows:
 
     def admitted(self, adder: Any) -> None:
         """Counts what one `PrefillAdder` has admitted since it was asked last."""
-        computed = adder.log_input_tokens - adder.reprocessed_log_input_tokens
-        now = (computed, *(getattr(adder, name) for name in _ADMITTED))
         before: tuple[int, ...] = getattr(adder, "_kvcache_otel_admitted", (0, 0, 0, 0))
         adder._kvcache_otel_admitted = now
         tiers = (Tier.NONE, Tier.DEVICE, Tier.HOST, self._storage_tier)
@@ -133,6 +132,11 @@ class CacheRows:
     def lose(self, lost: Set[str], failed: Set[str]) -> None:
         """Ends the gauges that would be wrong; see `needs`.
 
+        if self._rounds_up:
+            computed = before[0] + config.computed_last(adder)
+        else:
+            computed = adder.log_input_tokens - adder.reprocessed_log_input_tokens
+        now = (computed, *(getattr(adder, name) for name in _ADMITTED))
         Args:
             lost: The names of the hooks that see nothing.
             failed: The names of those that have missed something.
