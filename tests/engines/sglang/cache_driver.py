@@ -707,8 +707,10 @@ class CacheDriver:
 
     # -- storage
 
-    def attach_storage(self, storage_dir: Path | str, prefetch_threshold: int = PAGE) -> None:
-        """Attach the file storage while the cache runs. Nothing may be in flight."""
+    def attach_storage(
+        self, storage_dir: Path | str, prefetch_threshold: int = PAGE, write_policy: str | None = None
+    ) -> None:
+        """Attach the file storage while the cache runs, with another write policy if so. Nothing may be in flight."""
         self._take_over()
         self._storage_dir = Path(storage_dir)
         with _files_in(storage_dir):
@@ -717,6 +719,7 @@ class CacheDriver:
                 storage_backend_extra_config_json=json.dumps({"prefetch_threshold": prefetch_threshold}),
                 served_model_name=MODEL,
                 hicache_storage_prefetch_policy="wait_complete",
+                hicache_write_policy=write_policy,
             )
         assert is_attached, why
 

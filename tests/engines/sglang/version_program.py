@@ -141,6 +141,10 @@ def _walk(core: str, folder: Path, *, seed: int, **options: Any) -> dict[str, An
             "held": {tier: held(rows, tier) for tier in apart},
             "unknown removes": watched.unknown_removes,
             "refilled": watched.refilled,
+            "served": driver.served_tokens,
+            "drop reasons": sorted(
+                str(dict(key)[semconv.KVCACHE_REASON]) for key in rows.values(semconv.DROPPED_TOKENS)
+            ),
             "own": dataclasses.asdict(own_counters(driver)),
         }
 

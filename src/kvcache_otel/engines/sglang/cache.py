@@ -62,6 +62,7 @@ class CacheRows:
         self._rounds_up = config.rounds_up()
         self._said: set[str] = set()
         self._parts: list[weakref.ref[Any]] = []
+        self._cache: weakref.ref[Any] = weakref.ref(cache)
         self.tiers: tuple[DeviceRows | HostRows, ...] = (self.device,)
         settle(self.tiers)
 
@@ -100,7 +101,7 @@ class CacheRows:
         )
         self.host, self.backup, self.load_back = host, backup, load_back
         self._served.tier(Tier.HOST)
-        self.device.watch_drops(config.drop_reasons(cache))
+        self._watch_drops()
         self._storage_facts = config.storage_facts(cache)
         if self.published is not None:
             self.published = PublishedBooks(probe, Tier.DEVICE, Tier.HOST, holders=True)
@@ -117,6 +118,7 @@ class CacheRows:
     def detach_storage(self) -> None:
         """Ends the rows of the storage backend, if one is attached. What they have counted stays counted."""
         if self.storage is not None:
+        self._watch_drops()
             self.storage.reset()
             self.storage = None
 
@@ -124,6 +126,11 @@ class CacheRows:
         """Counts what one `PrefillAdder` has admitted since it was asked last."""
         before: tuple[int, ...] = getattr(adder, "_kvcache_otel_admitted", (0, 0, 0, 0))
         adder._kvcache_otel_admitted = now
+    def _watch_drops(self) -> None:
+        """Asks why tokens may be lost: the write policy can be another with another storage backend."""
+        if (cache := self._cache()) is not None:
+            self.device.watch_drops(config.drop_reasons(cache))
+
         tiers = (Tier.NONE, Tier.DEVICE, Tier.HOST, self._storage_tier)
         for tier, tokens, counted in zip(tiers, now, before, strict=True):
             if tokens != counted:

@@ -121,11 +121,17 @@ def storage_facts(cache: Any) -> StorageFacts:
 
 
 def drop_reasons(cache: Any) -> tuple[str, ...]:
-    """Returns why a cache may lose tokens of the device tier: without a copy in host memory."""
+    """Returns why a cache may lose tokens of the device tier, without a copy in host memory.
+
+    Returns:
+        The reasons; none where SGLang loses some and does not count them.
+    """
+    if cache.cache_controller.write_policy == "write_back":
+        return (Reason.HOST_PRESSURE,)
     unbacked = getattr(cache, "_tracks_write_through_unbacked_evictions", None)
     if unbacked is not None and unbacked():
         return (Reason.HOST_PRESSURE, Reason.WRITE_THROUGH_UNBACKED_EVICTION)
-    return (Reason.HOST_PRESSURE,)
+    return ()
 
 
 def publishes(cache: Any) -> bool:

@@ -332,4 +332,15 @@ LIMITS: tuple[tuple[str, str], ...] = (
     ("caches other than UnifiedRadixCache, and one that is disabled (--disable-radix-cache, PD decode)", ""),
     ("what PD decode servers offload by DecodeKVCacheOffloadManager", ""),
     ("most models: before 0.5.19 they get that cache only with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1", "0.5.19"),
+    (
+        "tokens that leave the device with no copy in host memory (kvcache.dropped.tokens) under "
+        "--hicache-write-policy write_through_selective, and where host memory is a buffer only: SGLang does not count "
+        "them, and there is no row",
+        "",
+    ),
 )
+    (
+        "tokens that leave the device with no copy in host memory under write_through: before 0.5.20 with either tree "
+        "core, in 0.5.20 with the Rust one",
+        "0.5.21",
+    ),
