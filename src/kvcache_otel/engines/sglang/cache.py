@@ -66,6 +66,10 @@ class CacheRows:
         self.tiers: tuple[DeviceRows | HostRows, ...] = (self.device,)
         settle(self.tiers)
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copy or a pickle of what carries these rows has none: they are about the one object."""
+        return type(None), ()
+
     def belongs_to(self, *parts: Any) -> None:
         """Lets a cache, or parts of it, carry these rows: whoever is called by SGLang finds them there.
 
@@ -114,23 +118,28 @@ class CacheRows:
         self.storage = StorageRows(self._probe, controller, tells=self._storage_facts)
         self._storage_tier = self.storage.tier
         self._served.tier(self._storage_tier)
+        self._watch_drops()
 
     def detach_storage(self) -> None:
         """Ends the rows of the storage backend, if one is attached. What they have counted stays counted."""
         if self.storage is not None:
-        self._watch_drops()
             self.storage.reset()
             self.storage = None
 
-    def admitted(self, adder: Any) -> None:
-        """Counts what one `PrefillAdder` has admitted since it was asked last."""
-        before: tuple[int, ...] = getattr(adder, "_kvcache_otel_admitted", (0, 0, 0, 0))
-        adder._kvcache_otel_admitted = now
     def _watch_drops(self) -> None:
         """Asks why tokens may be lost: the write policy can be another with another storage backend."""
         if (cache := self._cache()) is not None:
             self.device.watch_drops(config.drop_reasons(cache))
 
+    def admitted(self, adder: Any) -> None:
+        """Counts what one `PrefillAdder` has admitted since it was asked last."""
+        before: tuple[int, ...] = getattr(adder, "_kvcache_otel_admitted", (0, 0, 0, 0))
+        if self._rounds_up:
+            computed = before[0] + config.computed_last(adder)
+        else:
+            computed = adder.log_input_tokens - adder.reprocessed_log_input_tokens
+        now = (computed, *(getattr(adder, name) for name in _ADMITTED))
+        adder._kvcache_otel_admitted = now
         tiers = (Tier.NONE, Tier.DEVICE, Tier.HOST, self._storage_tier)
         for tier, tokens, counted in zip(tiers, now, before, strict=True):
             if tokens != counted:
@@ -139,11 +148,6 @@ class CacheRows:
     def lose(self, lost: Set[str], failed: Set[str]) -> None:
         """Ends the gauges that would be wrong; see `needs`.
 
-        if self._rounds_up:
-            computed = before[0] + config.computed_last(adder)
-        else:
-            computed = adder.log_input_tokens - adder.reprocessed_log_input_tokens
-        now = (computed, *(getattr(adder, name) for name in _ADMITTED))
         Args:
             lost: The names of the hooks that see nothing.
             failed: The names of those that have missed something.
