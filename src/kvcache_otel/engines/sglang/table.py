@@ -15,7 +15,7 @@ NAME = "SGLang"
 PLACE = place
 
 # Versions read by eye and by `tests/engines/sglang`. Before the first of FULL SGLang does things that no hook can see;
-# from it on, a hook is missing only where SGLang does nothing of the kind yet.
+# from it on, a hook is missing only where SGLang does nothing of the kind yet. LIMITS says what hooks do not help with.
 SUPPORTED = ("0.5.18", "0.5.23")
 FULL = ("0.5.20", "0.5.23")
 
