@@ -446,7 +446,8 @@ def test_hooks_for_what_came_with_a_later_version(run: Doctor, make: Callable[..
     said = run(**environ)
     hooks = fake_engine.table("sglang").HOOKS
     assert said.status == 0
-    assert "ok version 0.5.18: supported are 0.5.18 to 0.5.23; every hook is there from 0.5.22 on" in said.words
+    supported = "ok version 0.5.18: supported are 0.5.18 to 0.5.23"
+    assert f"{supported}; every hook that tells a fact is there from 0.5.20 on" in said.words
     assert (
         f"note {len(hooks) - len(later)} of {len(hooks)} hooks can be attached: the others are for functions that came "
         "with a later SGLang"
@@ -459,9 +460,12 @@ def test_hooks_for_what_came_with_a_later_version(run: Doctor, make: Callable[..
     ):
         assert f"MISSING {missing}; it is there from SGLang {since} on" in said.words
     assert "- how much of what storage had is used (hook prefetch.finished)" in said.words
-    assert "(hook adder.admitted)" not in said.words  # Nothing is lost without it.
+    for needless in ("adder.admitted", "rust_core.insert_host", "prefetch.covered"):
+        assert f"(hook {needless})" not in said.words  # Nothing is lost without it.
+    assert said.words.count(" on, and costs no fact here") == sum(hook.needless_before for hook in hooks)
     assert "- most models: before 0.5.19 they get that cache only with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1" in said.words
-    assert said.sentence.startswith(f"It works, with {len(later)} missing hooks (see above): ")
+    missed = sum(not hook.needless_before for hook in hooks if hook.name in later)
+    assert said.sentence.startswith(f"It works, with {missed} missing hooks (see above): ")
     (found,) = run("--json", **environ).data["engines"]
     assert found["support"] == "partial"
     assert {hook["name"]: hook["since"] for hook in found["hooks"] if not hook["attached"]} == {
@@ -505,8 +509,9 @@ def test_a_version_that_nobody_has_checked(run: Doctor, make: Callable[..., None
         ("vllm", "0.29.1", "partial", 2),
         ("vllm", "0.31.0", "full", 1),
         ("vllm", "0.33", "full", 0),
-        ("sglang", "0.5.18.post1", "partial", 1),
-        ("sglang", "0.5.19.post1", "partial", 0),
+        ("sglang", "0.5.18.post1", "partial", 2),
+        ("sglang", "0.5.19.post1", "partial", 1),
+        ("sglang", "0.5.20.post1", "full", 1),
         ("sglang", "0.5.22", "full", 0),
     ],
 )

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel import semconv
+from kvcache_otel.events import books
 from kvcache_otel.events.published import PublishedBooks
 from kvcache_otel.identity import Identity
 from kvcache_otel.record.cells import Level
@@ -30,6 +31,11 @@ LOGGER = "kvcache_otel.events.published"
 IDENTITY = Identity("custom", "TestCache")
 TYPES = semconv.ATTRIBUTES[semconv.KVCACHE_EVENT_TYPE].members or frozenset()
 MEDIA = semconv.ATTRIBUTES[semconv.KVCACHE_EVENT_MEDIUM].members or frozenset()
+
+
+Way = dict[str, bool]
+WAYS: list[Way] = [{}, {"copies": True}, {"holders": True}]
+"""Each way of announcing a block that is there already."""
 
 
 class StorageMedium(str, enum.Enum):  # noqa: UP042 # As SGLang writes it.
@@ -71,12 +77,18 @@ class BlockMoved:
 class Publisher:
     """Books, and what their recorder has been told."""
 
-    def __init__(self, *tiers: str, copies: bool = False, clears_device_only: bool = False) -> None:
+    def __init__(
+        self, *tiers: str, copies: bool = False, clears_device_only: bool = False, holders: bool = False
+    ) -> None:
         self.recorder = Recorder(IDENTITY)
         self.rows = Rows(self.recorder)
         self.probe = CacheProbe(self.recorder, IDENTITY)
         self.books = PublishedBooks(
-            self.probe, *(tiers or ("device", "host")), copies=copies, clears_device_only=clears_device_only
+            self.probe,
+            *(tiers or ("device", "host")),
+            copies=copies,
+            clears_device_only=clears_device_only,
+            holders=holders,
         )
 
     def publish(self, *events: Any) -> None:
@@ -126,9 +138,9 @@ def vllm() -> Publisher:
     return Publisher(copies=True)
 
 
-@pytest.fixture(params=[False, True], ids=["one of each", "copies"])
+@pytest.fixture(params=WAYS, ids=["one of each", "copies", "holders"])
 def publisher(request: pytest.FixtureRequest) -> Publisher:
-    return Publisher(copies=request.param)
+    return Publisher(**request.param)
 
 
 # ------------------------------------------------------------------------------------------------------ rows
@@ -212,6 +224,50 @@ def test_repeated_store_is_idempotent(sglang: Publisher) -> None:
     sglang.publish(BlockRemoved([7], "GPU"))
     assert sglang.resident["device"] == 0
     assert sglang.errors == {}
+
+
+@pytest.fixture
+def holders() -> Publisher:
+    """SGLang with extra keys."""
+    return Publisher(holders=True)
+
+
+def test_the_first_removal_is_final_and_those_of_other_holders_contradict_nothing(holders: Publisher) -> None:
+    holders.publish(*(BlockStored([7, 8], "GPU") for _ in range(3)), BlockStored([7], "CPU_PINNED"))
+    assert holders.resident == {"device": 2, "host": 1}
+    holders.publish(BlockRemoved([7], "GPU"))
+    assert holders.resident == {"device": 1, "host": 1}, "as every subscriber has it"
+    holders.publish(BlockRemoved([7], "GPU"), BlockRemoved([7], "GPU"), BlockRemoved([7], "CPU_PINNED"))
+    assert holders.errors == {}
+    holders.publish(BlockRemoved([7], "GPU"), BlockRemoved([7], "CPU_PINNED"))
+    assert holders.errors == {"unknown_remove": 2}, "more removals than announcements"
+    assert holders.resident == {"device": 1, "host": 0}
+
+
+def test_a_block_that_is_announced_anew_is_in_again(holders: Publisher) -> None:
+    holders.publish(BlockStored([7], "GPU"), BlockStored([7], "GPU"), BlockRemoved([7], "GPU"), BlockStored([7], "GPU"))
+    assert holders.resident["device"] == 1
+    holders.publish(BlockRemoved([7], "GPU"), BlockRemoved([7], "GPU"))
+    assert holders.resident["device"] == 0
+    assert holders.errors == {}
+
+
+@pytest.mark.parametrize("forgetting", [AllBlocksCleared(), BlockRemoved([7], None)])
+def test_what_is_cleared_has_no_other_holder(holders: Publisher, forgetting: Any) -> None:
+    holders.publish(BlockStored([7], "GPU"), BlockStored([7], "GPU"), forgetting)
+    assert holders.resident["device"] == 0
+    holders.publish(BlockRemoved([7], "GPU"))
+    assert holders.errors == {"unknown_remove": 1}
+
+
+def test_who_announces_and_never_removes_is_not_remembered_for_ever(
+    holders: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "_MOST_AGAIN", 4)
+    holders.publish(*(BlockStored(list(range(9)), "GPU") for _ in range(2)))
+    holders.publish(*(BlockRemoved(list(range(9)), "GPU") for _ in range(2)))
+    assert holders.resident["device"] == 0
+    assert holders.errors == {"unknown_remove": 8}, "all but the one that came after it was forgotten"
 
 
 def test_each_copy_is_removed_by_itself(vllm: Publisher) -> None:
@@ -495,9 +551,9 @@ garbage = st.one_of(
 
 @pytest.mark.usefixtures("_quiet")
 @settings(deadline=None)
-@given(st.lists(st.lists(garbage, max_size=8), max_size=6), st.booleans())
-def test_garbage_raises_nothing_and_leaves_nothing_negative(batches: list[list[Any]], copies: bool) -> None:
-    publisher = Publisher(copies=copies)
+@given(st.lists(st.lists(garbage, max_size=8), max_size=6), st.sampled_from(WAYS))
+def test_garbage_raises_nothing_and_leaves_nothing_negative(batches: list[list[Any]], way: Way) -> None:
+    publisher = Publisher(**way)
     for batch in batches:
         publisher.books.apply(batch)
     assert sum(publisher.events.values()) == sum(map(len, batches))
@@ -521,11 +577,13 @@ WIRE: dict[Any, str] = {
 
 
 class Oracle:
-    """A plain recount: how many copies of each block each medium has."""
+    """A plain recount: how many copies of each block each medium has, and how many more were announced."""
 
-    def __init__(self, copies: bool) -> None:
+    def __init__(self, *, copies: bool = False, holders: bool = False) -> None:
         self.copies = copies
+        self.holders = holders
         self.held: dict[str, Counter[Hashable]] = {medium: Counter() for medium in MEDIA}
+        self.more: dict[str, Counter[Hashable]] = {medium: Counter() for medium in MEDIA}
         self.seen = {"device", "host"}
         self.events: Counter[tuple[str, str]] = Counter()
         self.blocks: Counter[tuple[str, str]] = Counter()
@@ -534,8 +592,8 @@ class Oracle:
     def apply(self, event: Any) -> None:
         if isinstance(event, AllBlocksCleared):
             self.events["all_blocks_cleared", "untagged"] += 1
-            for held in self.held.values():
-                held.clear()
+            for counts in (*self.held.values(), *self.more.values()):
+                counts.clear()
             return
         medium = WIRE[event.medium]
         kind = "block_stored" if isinstance(event, BlockStored) else "block_removed"
@@ -544,14 +602,17 @@ class Oracle:
         self.seen.add(medium)
         for block in event.block_hashes:
             if kind == "block_stored":
+                self.more[medium][block] += self.holders and bool(self.held[medium][block])
                 self.held[medium][block] = self.held[medium][block] + 1 if self.copies else 1
             elif medium == "untagged":
-                there = [held for held in self.held.values() if held[block]]
+                there = [name for name, held in self.held.items() if held[block]]
                 self.unknown += not there
-                for held in there:
-                    held[block] = 0
+                for name in there:
+                    self.held[name][block] = self.more[name][block] = 0
             elif self.held[medium][block]:
                 self.held[medium][block] -= 1
+            elif self.more[medium][block]:
+                self.more[medium][block] -= 1
             else:
                 self.unknown += 1
 
@@ -580,9 +641,9 @@ def agrees(publisher: Publisher, oracle: Oracle) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(some_event, max_size=60), st.booleans())
-def test_books_agree_with_a_recount_after_every_event(events: list[Any], copies: bool) -> None:
-    publisher, oracle = Publisher(copies=copies), Oracle(copies)
+@given(st.lists(some_event, max_size=60), st.sampled_from(WAYS))
+def test_books_agree_with_a_recount_after_every_event(events: list[Any], way: Way) -> None:
+    publisher, oracle = Publisher(**way), Oracle(**way)
     for event in events:
         publisher.publish(event)
         oracle.apply(event)
@@ -592,9 +653,9 @@ def test_books_agree_with_a_recount_after_every_event(events: list[Any], copies:
 
 
 @settings(deadline=None)
-@given(st.lists(some_event, max_size=60), st.booleans())
-def test_batch_is_the_sum_of_its_events(events: list[Any], copies: bool) -> None:
-    publisher, oracle = Publisher(copies=copies), Oracle(copies)
+@given(st.lists(some_event, max_size=60), st.sampled_from(WAYS))
+def test_batch_is_the_sum_of_its_events(events: list[Any], way: Way) -> None:
+    publisher, oracle = Publisher(**way), Oracle(**way)
     publisher.publish(*events)
     for event in events:
         oracle.apply(event)

@@ -18,7 +18,7 @@ from kvcache_otel.instrumentation import ENGINES, is_installed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvcache_otel.engines.hooks import HookPoint
+    from kvcache_otel.engines.hooks import Hook, HookPoint
 
 
 def examine(name: str, environ: Mapping[str, str]) -> EngineReport | None:
@@ -85,7 +85,7 @@ def _attach(table: Any, version: str, resolve: Callable[[str], Any]) -> tuple[li
                 point.hook.target,
                 point.state == "attached",
                 _why(table.NAME, version, point, failed),
-                point.hook.fact,
+                "" if _is_needless(version, point.hook) else point.hook.fact,
                 point.hook.since,
             )
             for point in hooks.points
@@ -101,7 +101,14 @@ def _attach(table: Any, version: str, resolve: Callable[[str], Any]) -> tuple[li
 def _why(name: str, version: str, point: HookPoint, failed: Mapping[str, str]) -> str:
     """Returns why a hook is not attached; empty where it is."""
     why, since = failed.get(point.hook.module, point.why), point.hook.since
-    return f"{why}; it is there from {name} {since} on" if why and versions.is_before(version, since) else why
+    if not why or not versions.is_before(version, since):
+        return why
+    costs = ", and costs no fact here" if _is_needless(version, point.hook) else ""
+    return f"{why}; it is there from {name} {since} on{costs}"
+
+
+def _is_needless(version: str, hook: Hook) -> bool:
+    return hook.needless_before and versions.is_before(version, hook.since)
 
 
 # -- what it means -----------------------------------------------------------------------------------------------------
@@ -111,14 +118,15 @@ def _version(table: Any, version: str) -> Finding:
     if problem := versions.warning(table.NAME, version, table.SUPPORTED, table.FULL):
         return warning(problem)
     first, last = table.SUPPORTED
-    return ok(f"version {version}: supported are {first} to {last}; every hook is there from {_complete(table)} on")
+    complete = f"every hook that tells a fact is there from {_complete(table)} on"
+    return ok(f"version {version}: supported are {first} to {last}; {complete}")
 
 
 def _complete(table: Any) -> str:
-    """Returns the first version that has every hook."""
+    """Returns the first version of those with every fact that has every hook that tells one."""
     first: str = table.FULL[0]
     for hook in table.HOOKS:
-        if versions.is_before(first, hook.since):
+        if versions.is_before(first, hook.since) and not hook.needless_before:
             first = hook.since
     return first
 
@@ -159,5 +167,6 @@ def _hooks(table: Any, version: str, hooks: list[HookReport]) -> list[Finding]:
     if not missing:
         return [ok(text)]
     if all(versions.is_before(version, hook.since) for hook in missing):
-        return [note(f"{text}: the others are for functions that came with a later {table.NAME}")]
+        costs = "" if any(hook.fact for hook in missing) else ", and cost no fact here"
+        return [note(f"{text}: the others are for functions that came with a later {table.NAME}{costs}")]
     return [warning(text)]

@@ -81,7 +81,7 @@ class HookReport:
         target: The engine's function.
         attached: Whether it is on it.
         why: Why it is not.
-        fact: What cannot be measured then.
+        fact: What cannot be measured then; empty where it costs nothing.
         since: The engine's first version that has the function; empty where every supported one does.
     """
 
@@ -91,6 +91,11 @@ class HookReport:
     why: str
     fact: str
     since: str
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether something cannot be measured without it."""
+        return bool(self.fact) and not self.attached
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ class Report:
         reservations = [
             _number(count, "failure"),
             _number(sum(finding.level == "warning" for finding in self.findings), "warning"),
-            _number(sum(not hook.attached for engine in self.measured for hook in engine.hooks), "missing hook"),
+            _number(sum(hook.is_missed for engine in self.measured for hook in engine.hooks), "missing hook"),
         ]
         reserved = " and ".join(filter(None, reservations))
         well = f"It works, with {reserved} (see above)" if reserved else "All is well"
@@ -237,7 +242,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
     for engine in report.engines:
         yield from _section(engine.title, engine.findings)
         yield from _hooks(engine.hooks)
-        missing = [_limit(hook) for hook in engine.hooks if hook.fact and not hook.attached]
+        missing = [_limit(hook) for hook in engine.hooks if hook.is_missed]
         if limits := missing + engine.limits:
             yield "  Not measured in this installation:", ""
             for limit in limits:

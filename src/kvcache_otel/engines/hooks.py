@@ -40,13 +40,15 @@ class Hook:
             all of its parameters, see `written_out`.
         fact: What cannot be measured where it is missing, in words for `doctor`.
         since: The first engine version that has it; empty where every supported version does.
+        needless_before: Whether versions before that do nothing of the kind, or tell it to another hook: it costs them
+            no fact.
         formerly: What it was called in versions before; empty where it always had its name.
         moment: ``after`` or ``before`` the function; ``around`` it, for a body that returns what is to be called with
             its result, or None, and its exception, or None (or returns None, where this call is of no interest);
             ``arguments`` for a body that returns the positional arguments to call it with, or None to leave them.
     """
 
-    __slots__ = ("body", "fact", "formerly", "moment", "name", "since", "target")
+    __slots__ = ("body", "fact", "formerly", "moment", "name", "needless_before", "since", "target")
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class Hook:
         body: str,
         fact: str,
         since: str = "",
+        needless_before: bool = False,
         formerly: str = "",
         moment: Moment = "after",
     ) -> None:
@@ -64,6 +67,7 @@ class Hook:
         self.body = body
         self.fact = fact
         self.since = since
+        self.needless_before = needless_before
         self.formerly = formerly
         self.moment: Moment = moment
 

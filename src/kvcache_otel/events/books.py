@@ -17,6 +17,9 @@ _ROOMY = 68
 # Bytes of a dict that is not worth it.
 _SMALL = 2**16
 
+# Blocks of which it is remembered that they were announced again, 100 MB of them at the most.
+_MOST_AGAIN = 2**20
+
 
 class Book:
     """The blocks in one place, of a publisher whose repeated store changes nothing and whose removal is final.
@@ -64,6 +67,57 @@ class Book:
             compact = dict(blocks)
             blocks.clear()
             blocks.update(compact)  # An empty dict takes over how another is laid out.
+
+
+class HoldersBook(Book):
+    """The blocks in one place, as `Book` has them, of a publisher that announces a block again for each who holds it.
+
+    Whoever listens takes the first removal for final, and so do these books. The publisher goes on and removes it for
+    the others, which contradicts nothing: it had announced them.
+    """
+
+    __slots__ = ("_again",)
+
+    def __init__(self, blocks: dict[Hashable, int] | None = None) -> None:
+        super().__init__(blocks)
+        self._again: dict[Hashable, int] = {}  # How often a block was announced that was in already.
+
+    def store(self, hashes: Hashes) -> None:
+        blocks = self.blocks
+        for block in hashes:
+            if block in blocks:
+                self._announced_again(block)
+            else:
+                blocks[block] = 1
+
+    def remove(self, hashes: Hashes) -> int:
+        pop, missing = self.blocks.pop, 0
+        for block in hashes:
+            if pop(block, None) is None and not self._had_another(block):
+                missing += 1
+        return missing
+
+    def discard(self, hashes: Hashes) -> set[Hashable]:
+        found = super().discard(hashes)
+        for block in found:
+            self._again.pop(block, None)
+        return found
+
+    def clear(self) -> None:
+        super().clear()
+        self._again.clear()
+
+    def _announced_again(self, block: Hashable) -> None:
+        if len(self._again) >= _MOST_AGAIN:  # Somebody announces again and again, and never removes.
+            self._again.clear()
+        self._again[block] = self._again.get(block, 0) + 1
+
+    def _had_another(self, block: Hashable) -> bool:
+        """Takes back one announcement of a block that is not in any more; returns whether there was one."""
+        left = self._again.pop(block, 0)
+        if left > 1:
+            self._again[block] = left - 1
+        return left > 0
 
 
 class CopiesBook(Book):

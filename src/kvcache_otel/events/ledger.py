@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcache_otel.events.books import Book, CopiesBook
+from kvcache_otel.events.books import Book, CopiesBook, HoldersBook
 from kvcache_otel.events.medium import tier
 from kvcache_otel.semconv import EventMedium
 
@@ -36,6 +36,7 @@ class Ledger:
         *tiers: str,
         copies: bool,
         clears_device_only: bool,
+        holders: bool = False,
         unplaced: str | None = None,
     ) -> None:
         """Args:
@@ -43,10 +44,11 @@ class Ledger:
         tiers: The tiers whose rows are there from the start, at zero; another gets its row when an event names it.
         copies: Whether each copy of a block is announced and removed by itself.
         clears_device_only: Whether "all blocks cleared" means the device's alone.
+        holders: Whether a block is announced, and removed, for each who holds it, and gone with the first removal.
         unplaced: The tier that shows blocks without a medium, or in one that is not known; None for no row.
         """
         self._row = row
-        self._new_book = CopiesBook if copies else Book
+        self._new_book = CopiesBook if copies else HoldersBook if holders else Book
         self.clears_device_only = clears_device_only
         self._unplaced = unplaced
         self._rows: list[tuple[dict[Hashable, int], Level]] = []

@@ -37,13 +37,22 @@ class PublishedBooks:
     is remembered, so that its removal contradicts nothing.
     """
 
-    def __init__(self, probe: CacheProbe, *tiers: str, copies: bool = False, clears_device_only: bool = False) -> None:
+    def __init__(
+        self,
+        probe: CacheProbe,
+        *tiers: str,
+        copies: bool = False,
+        clears_device_only: bool = False,
+        holders: bool = False,
+    ) -> None:
         """Args:
         probe: The publishing cache's probe.
         tiers: The tiers whose rows are there from the start, at zero; another gets its row when an event names it.
         copies: Whether each copy of a block is announced and removed by itself, as vLLM does. Otherwise a repeated
             store changes nothing and one removal removes the block, as in SGLang.
         clears_device_only: Whether "all blocks cleared" means the device's alone. Otherwise it empties every tier.
+        holders: Whether a block is announced again for each who holds it, and removed again for each, as SGLang does
+            where prompts have an extra key: then a second removal contradicts nothing.
         """
         self._probe = probe
         self._said = False
@@ -52,6 +61,7 @@ class PublishedBooks:
             *tiers,
             copies=copies,
             clears_device_only=clears_device_only,
+            holders=holders,
         )
         self._cells = event_cells(probe.counter, {semconv.KVCACHE_VIEW: View.PUBLISHED})
 

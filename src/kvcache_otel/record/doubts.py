@@ -38,9 +38,9 @@ class Doubts:
         """Counts bookkeeping that contradicted itself, so many times."""
         self.wrong.get(reason, self.wrong[Reason.OTHER]).add(times)
 
-    def lost(self, reason: str) -> None:
-        """Counts a measurement that was given up."""
-        self.dropped[reason].add(1)
+    def lost(self, reason: str, times: int = 1) -> None:
+        """Counts measurements that were given up."""
+        self.dropped[reason].add(times)
 
     def refuse(self, amount: float) -> None:
         """Counts an amount that a cell could not take."""

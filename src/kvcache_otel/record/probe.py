@@ -155,9 +155,9 @@ class CacheProbe:
         """Counts an exception of ours that was caught, and says so once; see `Recorder.failed`."""
         self._recorder.failed(hook, what, error, self.identity)
 
-    def lost(self, reason: str) -> None:
-        """Counts a measurement that was given up."""
-        self.doubts.lost(reason)
+    def lost(self, reason: str, times: int = 1) -> None:
+        """Counts measurements that were given up."""
+        self.doubts.lost(reason, times)
 
     # -- any metric of the catalogue -------------------------------------------------------------------------------
 

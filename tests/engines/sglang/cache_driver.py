@@ -159,6 +159,7 @@ class CacheDriver:
         registry: Where SGLang's own collectors of this cache are.
         events: All KV events so far, as far as steps were taken since.
         newest_node: The highest id of a node that SGLang has told of.
+        served_tokens: Tokens of the prompts of all requests that were admitted.
         retracted: What retracted requests have on the host, outside of the tree.
     """
 
@@ -201,7 +202,7 @@ class CacheDriver:
         self.ranks = ranks or cpu.single()
         self.events: list[Any] = []
         self.registry = CollectorRegistry()
-        self.newest_node = 0
+        self.newest_node = self.served_tokens = 0
         self.retracted: list[Retracted] = []
         self._storage_dir = None if storage_dir is None else Path(storage_dir)
         self._has_host = hicache
@@ -568,6 +569,7 @@ class CacheDriver:
         if pipeline is None or pipeline.prepare_staged_prefetch(request):
             adder.add_one_req(request, has_chunked_req=False, truncation_align_size=None)
         if adder.can_run_list:
+            self.served_tokens += len(request.origin_input_ids)
             retries = getattr(self.cache, "storage_prefetch_retries", None)
             if retries is not None:
                 retries.cancel(request.rid)
@@ -705,8 +707,10 @@ class CacheDriver:
 
     # -- storage
 
-    def attach_storage(self, storage_dir: Path | str, prefetch_threshold: int = PAGE) -> None:
-        """Attach the file storage while the cache runs. Nothing may be in flight."""
+    def attach_storage(
+        self, storage_dir: Path | str, prefetch_threshold: int = PAGE, write_policy: str | None = None
+    ) -> None:
+        """Attach the file storage while the cache runs, with another write policy if so. Nothing may be in flight."""
         self._take_over()
         self._storage_dir = Path(storage_dir)
         with _files_in(storage_dir):
@@ -715,6 +719,7 @@ class CacheDriver:
                 storage_backend_extra_config_json=json.dumps({"prefetch_threshold": prefetch_threshold}),
                 served_model_name=MODEL,
                 hicache_storage_prefetch_policy="wait_complete",
+                hicache_write_policy=write_policy,
             )
         assert is_attached, why
 

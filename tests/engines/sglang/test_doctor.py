@@ -48,14 +48,32 @@ def test_an_older_release_lacks_hooks_and_each_says_what_cannot_be_measured(vers
     missing = [hook for hook in HOOKS if is_before(version, hook.since)]
     assert f"{len(HOOKS) - len(missing)} of {len(HOOKS)} hooks can be attached" in words
     assert "the others are for functions that came with a later SGLang" in words
+    assert "every hook that tells a fact is there from 0.5.20 on" in words
     assert said.out.count("  MISSING    ") == len(missing) > 0
     _, _, unmeasured = words.partition("Not measured in this installation:")
     for hook in missing:
         assert f"it is there from SGLang {hook.since} on" in words
-        assert (f"- {hook.fact} (hook {hook.name})" in unmeasured) == bool(hook.fact)
+        assert (f"- {hook.fact} (hook {hook.name})" in unmeasured) != hook.needless_before
+    assert "Rust tree core" not in unmeasured
     for limit, before in LIMITS:
         assert (f"- {limit}" in unmeasured) == (not before or is_before(version, before))
-    assert f"It works, with {len(missing)} missing hooks (see above): the KV caches of SGLang {version}" in words
+    missed = sum(not hook.needless_before for hook in missing)
+    assert f"It works, with {missed} missing hooks (see above): the KV caches of SGLang {version}" in words
+
+
+@pytest.mark.parametrize("version", ["0.5.20", "0.5.21"])
+def test_a_hook_for_what_another_tells_costs_no_fact(version: str) -> None:
+    said = run(
+        [BIN / "kvcache-otel", "doctor", "--engine", "sglang"],
+        {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": str(free_port())},
+        version=version,
+    )
+    words = " ".join(said.out.split())
+    assert f"{len(HOOKS) - 1} of {len(HOOKS)} hooks can be attached" in words
+    assert "came with a later SGLang, and cost no fact here" in words
+    assert "it is there from SGLang 0.5.22 on, and costs no fact here" in words
+    assert "(hook " not in words.partition("Not measured in this installation:")[2]
+    assert f"All is well: the KV caches of SGLang {version} would be measured" in words
 
 
 def test_with_nothing_set_and_another_plugin_allowed_it_fails_and_says_what_to_set() -> None:

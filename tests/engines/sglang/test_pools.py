@@ -237,7 +237,12 @@ def test_storage_counts_the_bytes_of_every_pool(probe: CacheProbe, rows: Rows) -
         pool_storage_result=SimpleNamespace(extra_pool_hit_pages={"indexer": 2, "mamba": 1}),
     )
     storage.writing(written)(None, None)
-    assert rows.value(semconv.TRANSFER_IO, **WRITE) == 2 * PAGE * (100 + 10) + 1000
+    whole = 2 * PAGE * (100 + 10) + 1000
+    assert rows.value(semconv.TRANSFER_IO, **WRITE) == whole
+    storage.writing_besides(written)(None, None)  # Another rank writes the keys and values.
+    assert rows.value(semconv.TRANSFER_IO, **WRITE) == whole + 2 * PAGE * 10 + 1000
+    assert rows.value(semconv.TRANSFER_TOKENS, source="host", destination="external", pool="kv") == 2 * PAGE
+    assert rows.value(semconv.TRANSFER_POOL_IO, source="host", destination="external", pool="kv") == 2 * PAGE * 100
 
 
 @pytest.mark.parametrize(

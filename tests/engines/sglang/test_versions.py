@@ -66,10 +66,22 @@ def test_every_number_equals_sglangs_on_a_walk(version: str, core: str, walk: st
     walked = found(version, core, walk)
     own = walked["own"]
     assert own["evicted_tokens"] > 0
+    assert walked["served"] > 0
     assert own["load_back_tokens"]["kv"] > 0
     assert own["stored_tokens"] > 0
     assert own["prefetched_tokens"] >= walked["refilled"] > 0
     assert (own["dropped_tokens"].get("host_pressure", 0) > 0) == (walk == "write-back, small host")
+
+
+@pytest.mark.parametrize(("version", "core"), releases("0.5.18", INSTALLED))
+def test_what_is_dropped_has_a_row_where_sglang_counts_all_of_it(version: str, core: str) -> None:
+    """Under write-through it counts what has no copy yet from 0.5.20 on, with the Rust core from 0.5.21 on."""
+    counts = not is_before(version, "0.5.21" if core == "rust" else "0.5.20")
+    reasons = {walk: found(version, core, walk)["drop reasons"] for walk in WALKS}
+    assert reasons == {
+        "write-through": ["host_pressure", "write_through_unbacked_eviction"] if counts else [],
+        "write-back, small host": ["host_pressure"],
+    }
 
 
 @pytest.mark.parametrize("walk", WALKS)

@@ -128,6 +128,7 @@ def _walk(core: str, folder: Path, *, seed: int, **options: Any) -> dict[str, An
                 apart[tier] += published(rows, tier) != held(rows, tier)
         rows = instrumented.rows
         assert_equals_recount(rows, driver)
+        assert rows.total(semconv.LOOKUP_TOKENS) == driver.served_tokens
         if TELLS_HITS:
             assert_equals_sglang(rows, driver, retracted=watched.retracted)
         else:
@@ -140,6 +141,10 @@ def _walk(core: str, folder: Path, *, seed: int, **options: Any) -> dict[str, An
             "held": {tier: held(rows, tier) for tier in apart},
             "unknown removes": watched.unknown_removes,
             "refilled": watched.refilled,
+            "served": driver.served_tokens,
+            "drop reasons": sorted(
+                str(dict(key)[semconv.KVCACHE_REASON]) for key in rows.values(semconv.DROPPED_TOKENS)
+            ),
             "own": dataclasses.asdict(own_counters(driver)),
         }
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
     from kvcache_otel.engines.hooks import Finish
+    from kvcache_otel.engines.sglang.device import DeviceRows
     from kvcache_otel.engines.sglang.host import HostRows
+    from kvcache_otel.engines.sglang.pools import TierRows
     from kvcache_otel.engines.sglang.prefetch import PrefetchBooks
     from kvcache_otel.engines.sglang.storage import StorageRows
     from kvcache_otel.engines.sglang.transfer import DirectionRows
@@ -115,10 +117,10 @@ class SglangAdapter:
     def events_checked(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
         """`check_hicache_events`: where the scheduler learns what has ended since the last step."""
         try:
-            rows: CacheRows = cache._kvcache_otel
+            tiers: tuple[TierRows, ...] = cache._kvcache_otel.tiers
         except AttributeError:
             return
-        settle(rows.tiers)
+        settle(tiers)
 
     def step_done(self, _: Any, scheduler: Any, *__: Any, **___: Any) -> None:
         """`Scheduler.process_batch_result` and `on_idle`: the end of a step, with HiCache or without."""
@@ -154,10 +156,10 @@ class SglangAdapter:
     def evicting(self, cache: Any, request_by_type: Any, tracker: dict[Any, int], *_: Any, **__: Any) -> Finish | None:
         """`_evict_components`: one eviction pass, which counts what it frees in its tracker."""
         try:
-            rows: CacheRows = cache._kvcache_otel
+            device: DeviceRows = cache._kvcache_otel.device
         except AttributeError:
             return None
-        return rows.device.eviction(tracker)
+        return device.eviction(tracker)
 
     def dropped(self, _: None, cache: Any, dropped_tokens: Any, reason: Any, *__: Any, **___: Any) -> None:
         """`_record_dropped_tokens`, mostly of none. Before 0.5.20 it is given what was freed before and after."""
@@ -203,13 +205,14 @@ class SglangAdapter:
         """`_execute_kv_backup`: a node's copy has got its slots, or there were none."""
         try:
             rows: CacheRows = cache._kvcache_otel
+            host, backup = rows.host, rows.backup
         except AttributeError:
             return
-        if rows.host is not None and rows.backup is not None:
-            rows.host.backup_began(node_id, slots, device_value.numel())
+        if host is not None and backup is not None:
+            host.backup_began(node_id, slots, device_value.numel())
             # Before 0.5.21 it is on its stream by now.
             if slots is not None and cache.cache_controller.write_queue:
-                rows.backup.requested()
+                backup.requested()
 
     def load_back_requested(self, controller: Any, *_: Any, **__: Any) -> Finish | None:
         """`HybridCacheController.load`."""
@@ -233,11 +236,12 @@ class SglangAdapter:
         """`_log_write_ack_metrics`: called whether SGLang's metrics are on or not, after it has waited for the copy."""
         try:
             rows: CacheRows = cache._kvcache_otel
+            host, backup = rows.host, rows.backup
         except AttributeError:
             return
-        if rows.host is not None and rows.backup is not None:
-            rows.host.backup_done(ack.node_ids)
-            rows.backup.done(ack, ack.num_bytes, ack.num_tokens_by_pool or {})
+        if host is not None and backup is not None:
+            host.backup_done(ack.node_ids)
+            backup.done(ack, ack.num_bytes, ack.num_tokens_by_pool or {})
 
     def load_backs_checked(self, cache: Any, *_: Any, **__: Any) -> Finish | None:
         """`loading_check`: takes the copies that are done from the front of its queue, and says of none that it did."""
@@ -346,7 +350,14 @@ class SglangAdapter:
     def storage_written(self, controller: Any, operation: Any, *_: Any, **__: Any) -> Finish | None:
         """`HybridCacheController._page_backup`, on a thread of SGLang's."""
         storage = _storage(controller)
-        return storage.writing(operation) if storage is not None else None
+        if storage is None:
+            return None
+        if not controller.backup_skip:
+            return storage.writing(operation)
+        # Another rank writes the same keys and values. What is this one's own all the same, if anything, goes alone.
+        if any(map(controller.should_backup, getattr(operation, "pool_transfers", None) or ())):
+            return storage.writing_besides(operation)
+        return None
 
     # -- last words ----------------------------------------------------------------------------------------------------
 

@@ -57,12 +57,18 @@ class CacheRows:
         self.storage: StorageRows | None = None
         self._storage_tier: str = Tier.UNKNOWN
         self._storage_facts = config.StorageFacts(hits=False, loads=False, skips=False)
-        self.published = PublishedBooks(probe, Tier.DEVICE) if config.publishes(cache) else None
+        self.published = PublishedBooks(probe, Tier.DEVICE, holders=True) if config.publishes(cache) else None
         self._core = config.core(cache)
+        self._rounds_up = config.rounds_up()
         self._said: set[str] = set()
         self._parts: list[weakref.ref[Any]] = []
+        self._cache: weakref.ref[Any] = weakref.ref(cache)
         self.tiers: tuple[DeviceRows | HostRows, ...] = (self.device,)
         settle(self.tiers)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copy or a pickle of what carries these rows has none: they are about the one object."""
+        return type(None), ()
 
     def belongs_to(self, *parts: Any) -> None:
         """Lets a cache, or parts of it, carry these rows: whoever is called by SGLang finds them there.
@@ -99,10 +105,10 @@ class CacheRows:
         )
         self.host, self.backup, self.load_back = host, backup, load_back
         self._served.tier(Tier.HOST)
-        self.device.watch_drops(config.drop_reasons(cache))
+        self._watch_drops()
         self._storage_facts = config.storage_facts(cache)
         if self.published is not None:
-            self.published = PublishedBooks(probe, Tier.DEVICE, Tier.HOST)
+            self.published = PublishedBooks(probe, Tier.DEVICE, Tier.HOST, holders=True)
         self.tiers = (self.device, host)
         settle(self.tiers)
 
@@ -112,6 +118,7 @@ class CacheRows:
         self.storage = StorageRows(self._probe, controller, tells=self._storage_facts)
         self._storage_tier = self.storage.tier
         self._served.tier(self._storage_tier)
+        self._watch_drops()
 
     def detach_storage(self) -> None:
         """Ends the rows of the storage backend, if one is attached. What they have counted stays counted."""
@@ -119,11 +126,19 @@ class CacheRows:
             self.storage.reset()
             self.storage = None
 
+    def _watch_drops(self) -> None:
+        """Asks why tokens may be lost: the write policy can be another with another storage backend."""
+        if (cache := self._cache()) is not None:
+            self.device.watch_drops(config.drop_reasons(cache))
+
     def admitted(self, adder: Any) -> None:
         """Counts what one `PrefillAdder` has admitted since it was asked last."""
-        computed = adder.log_input_tokens - adder.reprocessed_log_input_tokens
-        now = (computed, *(getattr(adder, name) for name in _ADMITTED))
         before: tuple[int, ...] = getattr(adder, "_kvcache_otel_admitted", (0, 0, 0, 0))
+        if self._rounds_up:
+            computed = before[0] + config.computed_last(adder)
+        else:
+            computed = adder.log_input_tokens - adder.reprocessed_log_input_tokens
+        now = (computed, *(getattr(adder, name) for name in _ADMITTED))
         adder._kvcache_otel_admitted = now
         tiers = (Tier.NONE, Tier.DEVICE, Tier.HOST, self._storage_tier)
         for tier, tokens, counted in zip(tiers, now, before, strict=True):

@@ -85,6 +85,18 @@ def core(cache: Any) -> str:
     return "rust" if "rust" in type(cache.tree_core).__module__ else "python"
 
 
+def rounds_up() -> bool:
+    """Whether SGLang's sum of what is computed of prompts is of whole pages, as before 0.5.20."""
+    adder = importlib.import_module("sglang.srt.managers.schedule_policy").PrefillAdder
+    return not hasattr(adder, "_account_prefill_cache_admission")
+
+
+def computed_last(adder: Any) -> int:
+    """Returns the tokens that are computed of the request that was added last to a batch, where sums are rounded up."""
+    request = adder.can_run_list[-1]
+    return 0 if request.retracted_stain else request.extend_range.length
+
+
 class StorageFacts(NamedTuple):
     """What a version of SGLang tells of a cache's storage; what it does not has no rows.
 
@@ -109,11 +121,17 @@ def storage_facts(cache: Any) -> StorageFacts:
 
 
 def drop_reasons(cache: Any) -> tuple[str, ...]:
-    """Returns why a cache may lose tokens of the device tier: without a copy in host memory."""
+    """Returns why a cache may lose tokens of the device tier, without a copy in host memory.
+
+    Returns:
+        The reasons; none where SGLang loses some and does not count them.
+    """
+    if cache.cache_controller.write_policy == "write_back":
+        return (Reason.HOST_PRESSURE,)
     unbacked = getattr(cache, "_tracks_write_through_unbacked_evictions", None)
     if unbacked is not None and unbacked():
         return (Reason.HOST_PRESSURE, Reason.WRITE_THROUGH_UNBACKED_EVICTION)
-    return (Reason.HOST_PRESSURE,)
+    return ()
 
 
 def publishes(cache: Any) -> bool:

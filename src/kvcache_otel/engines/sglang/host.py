@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.sglang import config
+from kvcache_otel.engines.sglang.bounds import MOST, TooMany
 from kvcache_otel.engines.sglang.pools import PoolRows
-from kvcache_otel.engines.sglang.transfer import FORGOTTEN
 from kvcache_otel.record.cells import unread
 from kvcache_otel.semconv import Reason, Tier, View
 
@@ -47,6 +47,7 @@ class HostRows:
         self._refused = probe.allocation_failures(Tier.HOST, Reason.STORE)
         self._held = 0
         self._pending: dict[Any, int] = {}
+        self._too_many = TooMany(probe, "backups")
         self.hold()
 
     def backup_began(self, node: Any, slots: Any, asked: int) -> None:
@@ -60,8 +61,10 @@ class HostRows:
         if slots is None:
             self._refused.add(1)
         elif asked:
-            if len(self._pending) >= FORGOTTEN:
+            if len(self._pending) >= MOST:
+                self._too_many.forgotten(len(self._pending))
                 self._pending.clear()
+                self.resident_unknown()
             self._pending[node] = self._pending.get(node, 0) + asked
 
     def backup_done(self, nodes: Iterable[Any]) -> None:

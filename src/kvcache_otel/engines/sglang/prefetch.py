@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.engines.sglang.transfer import FORGOTTEN
+from kvcache_otel.engines.sglang.bounds import MOST, TooMany
 from kvcache_otel.record.cells import unread
 from kvcache_otel.semconv import Reason
 
@@ -51,14 +51,17 @@ class PrefetchBooks:
         self._unfulfilled: dict[str, Counter] = {reason: self._rows.unfulfilled(reason) for reason in _REASONS}
         self._deferred: dict[str, Counter] = {reason: self._rows.deferred(reason) for reason in _DEFERRALS}
         self._remaining: dict[Any, int] = {}
+        self._too_many = TooMany(probe, "requests that waited for what storage had")
 
     def hit(self, request: Any, tokens: int) -> None:
         """Books what storage said it had for one attempt of a request."""
         if tokens <= 0:
             return
         self.finished(request, 0, None)  # An attempt before, of which nobody has heard the end.
-        if len(self._remaining) >= FORGOTTEN:  # Nor of others; the hook that tells it has stepped aside.
-            self.finished(next(iter(self._remaining)), 0, None)
+        if len(self._remaining) >= MOST:  # Nor of others.
+            self._too_many.forgotten(len(self._remaining))
+            self._remaining.clear()
+            self.outstanding_unknown()
         self._remaining[request] = tokens
         self._rows.hit.add(tokens)
         self._rows.outstanding.add(tokens)

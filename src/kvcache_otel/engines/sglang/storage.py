@@ -94,6 +94,20 @@ class StorageRows:
 
         return written
 
+    def writing_besides(self, operation: Any) -> Finish:
+        """Says that a backup begins to write what has pages of its own, and no keys and values; see `writing`."""
+        began = self._writes.began(getattr(operation, REQUESTED, None))
+
+        def written(_: Any, error: BaseException | None) -> None:
+            self._writes.active.add(-1)
+            pages = _pages_besides(operation)
+            count = sum(pages.values())
+            # SGLang says that all of the backup is complete, or nothing of it.
+            self._writes.ended(began, count, count if operation.completed_tokens else count + 1, error)
+            self._writes.route.moved.add(sum(self._bytes_per_page(name) * pages[name] for name in pages))
+
+        return written
+
     def skipped(self, tokens: int) -> None:
         """Counts blocks that were given up before they were written."""
         if self._skipped is not None:
@@ -128,8 +142,7 @@ class StorageRows:
         return size
 
     def _written_besides(self, operation: Any) -> int:
-        result = getattr(operation, "pool_storage_result", None)
-        pages: dict[Any, int] = getattr(result, "extra_pool_hit_pages", None) or {}
+        pages = _pages_besides(operation)
         riding = {
             config.pool_name(transfer.name)
             for transfer in getattr(operation, "pool_transfers", None) or ()
@@ -146,6 +159,12 @@ class StorageRows:
     def _entry(self, name: Any) -> Any:
         wanted = config.pool_name(name)
         return next((entry for entry in self._group.entries if config.pool_name(entry.name) == wanted), None)
+
+
+def _pages_besides(operation: Any) -> dict[Any, int]:
+    """Returns the pages that were written of pools other than that of keys and values."""
+    result = getattr(operation, "pool_storage_result", None)
+    return getattr(result, "extra_pool_hit_pages", None) or {}
 
 
 class _Way:

@@ -15,7 +15,7 @@ NAME = "SGLang"
 PLACE = place
 
 # Versions read by eye and by `tests/engines/sglang`. Before the first of FULL SGLang does things that no hook can see;
-# from it on, a hook is missing only where SGLang does nothing of the kind yet.
+# from it on, a hook is missing only where SGLang does nothing of the kind yet. LIMITS says what hooks do not help with.
 SUPPORTED = ("0.5.18", "0.5.23")
 FULL = ("0.5.20", "0.5.23")
 
@@ -110,8 +110,9 @@ HOOKS: tuple[Hook, ...] = (
         name="adder.admitted",
         target=f"{_MANAGERS}.schedule_policy:PrefillAdder._account_prefill_cache_admission",
         body="admitted",
-        fact="",  # Before, SGLang does all of it in the function above.
+        fact="prompt tokens by the tier that served them",
         since="0.5.20",
+        needless_before=True,  # SGLang does all of it in the function above.
     ),
     # Losing.
     Hook(
@@ -139,6 +140,7 @@ HOOKS: tuple[Hook, ...] = (
         body="host_evicted",
         fact="evictions from the host tier, with the Rust tree core",
         since="0.5.19",
+        needless_before=True,
     ),
     Hook(
         name="component.free_host",
@@ -153,6 +155,7 @@ HOOKS: tuple[Hook, ...] = (
         body="store_dropped",
         fact="backups to storage that are given up, where host memory is a buffer only",
         since="0.5.19",
+        needless_before=True,
     ),
     # Moving between device and host.
     Hook(
@@ -224,6 +227,7 @@ HOOKS: tuple[Hook, ...] = (
         body="host_inserted",
         fact="how many blocks the host tier holds, with the Rust tree core",
         since="0.5.19",
+        needless_before=True,
     ),
     Hook(
         name="prefetch.hit",
@@ -250,8 +254,9 @@ HOOKS: tuple[Hook, ...] = (
         name="prefetch.covered",
         target=f"{_CACHE}._settle_storage_prefetch_hit",
         body="prefetch_covered",
-        fact="",  # Before, SGLang tells it in prefetch.resolved.
+        fact="how much of what storage had the device has by now",
         since="0.5.22",
+        needless_before=True,  # SGLang tells it in prefetch.resolved.
     ),
     Hook(
         name="prefetch.finished",
@@ -327,9 +332,20 @@ LIMITS: tuple[tuple[str, str], ...] = (
     ),
     ("how full a storage backend is, and what it evicts", ""),
     ("whether what the host tier evicts is in storage", ""),
+    (
+        "tokens that leave the device with no copy in host memory (kvcache.dropped.tokens) under "
+        "--hicache-write-policy write_through_selective, and where host memory is a buffer only: SGLang does not count "
+        "them, and there is no row",
+        "",
+    ),
     ("block lookups in any tier; what storage had is in kvcache.prefetch.hit.tokens", ""),
     ("bytes of sidecars, which ride on another pool's slots, by pool; they are in kvcache.transfer.io", ""),
     ("caches other than UnifiedRadixCache, and one that is disabled (--disable-radix-cache, PD decode)", ""),
     ("what PD decode servers offload by DecodeKVCacheOffloadManager", ""),
+    (
+        "tokens that leave the device with no copy in host memory under write_through: before 0.5.20 with either tree "
+        "core, in 0.5.20 with the Rust one",
+        "0.5.21",
+    ),
     ("most models: before 0.5.19 they get that cache only with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1", "0.5.19"),
 )

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.sglang import config
+from kvcache_otel.engines.sglang.bounds import MOST, TooMany
 from kvcache_otel.engines.sglang.clock import CopyClock
 from kvcache_otel.semconv import TimingSource
 
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 
 # What `error.type` says of copies that a reset of the cache has forgotten. They ran; nobody waits for them any more.
 RESET = "cache_reset"
-
-
-# How many requests or copies may wait of which nobody says any more what has become of them: the hook that does has
-# stepped aside. SGLang itself has a few under way.
-FORGOTTEN = 4096
 
 
 # A copy that is on its stream: since when, by `time.monotonic`; events of ours around it, where SGLang does not time
@@ -79,6 +75,7 @@ class DirectionRows:
                 self._pool(name)
         self._refused = refused
         self._requested: list[float] = []
+        self._too_many = TooMany(probe, f"copies from {source} to {destination}")
         self._retraction: list[tuple[Any, int]] | None = None
         # Of the copy that is being submitted, one at a time: when it was, the slots that it pins, an event before it.
         self._submitting: tuple[float, Sequence[Any], Any] = (0.0, (), None)
@@ -106,7 +103,8 @@ class DirectionRows:
 
     def requested(self) -> None:
         """Says that a copy is asked for, and waits to be submitted."""
-        if len(self._requested) >= FORGOTTEN:
+        if len(self._requested) >= MOST:
+            self._too_many.forgotten(len(self._requested))
             self._requested.clear()
         self._requested.append(monotonic())
 
@@ -141,8 +139,10 @@ class DirectionRows:
             return
         now, slots, begun = self._submitting
         copies = self._copies
-        if len(copies) >= FORGOTTEN:
-            del copies[next(iter(copies))]
+        if len(copies) >= MOST:
+            self._too_many.forgotten(len(copies))
+            copies.clear()
+            self.active_unknown()
         copies[id(completion.finish_event)] = now, None if begun is None else self._clock.end(begun), slots
 
     def _submitted_apart(self, transfers: list[Any]) -> Finish:
