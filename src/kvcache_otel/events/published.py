@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.events.counts import event_cells
@@ -14,9 +14,12 @@ from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import EventMedium, EventType, Reason, View
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from kvcache_otel.record.cells import Counter
     from kvcache_otel.record.probe import CacheProbe
+
+    _Known = tuple[Callable[[Sequence[Hashable]], int | None], Counter, Counter]
 
 _logger = logging.getLogger(__name__)
 
@@ -25,6 +28,9 @@ _TYPES: Mapping[str, str] = {
     "BlockRemoved": EventType.BLOCK_REMOVED,
     "AllBlocksCleared": EventType.ALL_BLOCKS_CLEARED,
 }
+
+# Kinds of events, and spellings of media of each, that are known by sight; an engine has a handful.
+_MOST_KNOWN = 16
 
 # Collections too, but of no hashes.
 _NO_HASHES = (str, bytes, bytearray, memoryview, Mapping)
@@ -64,6 +70,8 @@ class PublishedBooks:
             holders=holders,
         )
         self._cells = event_cells(probe.counter, {semconv.KVCACHE_VIEW: View.PUBLISHED})
+        # By class and spelling of the medium: what takes an event over, and where it is counted.
+        self._known: dict[type, dict[str, _Known]] = {}
 
     def apply(self, events: Iterable[Any]) -> None:
         """Takes over what is about to be published. An event that cannot be read loses only itself.
@@ -71,23 +79,57 @@ class PublishedBooks:
         Args:
             events: In the order of publishing; read once, and left as they are.
         """
+        known = self._known
         for event in events:
-            kind, named, blocks = EventType.OTHER, EventMedium.UNKNOWN, 0
             try:
-                kind = _TYPES.get(type(event).__name__) or _inherited(event)
-                named = medium(getattr(event, "medium", None))
-                blocks = self._take(event, kind, named)
-            except Exception as error:
-                self._unreadable(event, error)
-            cells = self._cells[kind, named]
-            cells.events.add(1)
-            cells.blocks.add(blocks)
+                # On the scheduler's thread there is no time for more than this.
+                take, times, blocks = known[type(event)][event.medium]
+                hashes: list[Hashable] = event.block_hashes
+                if type(hashes) is list:
+                    hash(tuple(hashes))  # All of them, or none: it raises before anything has changed.
+                    missing = take(hashes)
+                    if missing:
+                        self._probe.accounting_error(Reason.UNKNOWN_REMOVE, missing)
+                    times.value += 1
+                    blocks.value += len(hashes)
+                    continue
+            except Exception:  # Whatever is wrong with it is seen by who looks at it more closely.
+                pass
+            self._look_at(event)
         self._ledger.settle()
 
     def forget(self) -> None:
         """Empties the books and ends the rows, until events are applied again."""
         self._ledger.empty()
         self._ledger.hide()
+
+    def _look_at(self, event: Any) -> None:
+        kind, named, blocks = EventType.OTHER, EventMedium.UNKNOWN, 0
+        try:
+            kind = _TYPES.get(type(event).__name__) or _inherited(event)
+            named = medium(getattr(event, "medium", None))
+            blocks = self._take(event, kind, named)
+        except Exception as error:
+            self._unreadable(event, error)
+        else:
+            self._remember(event, kind, named)
+        cells = self._cells[kind, named]
+        cells.events.add(1)
+        cells.blocks.add(blocks)
+
+    def _remember(self, event: Any, kind: str, named: str) -> None:
+        """Knows such events by sight from now on, if nothing else of them counts than their hashes."""
+        if kind not in (EventType.BLOCK_STORED, EventType.BLOCK_REMOVED) or hasattr(event, "group_idx"):
+            return
+        of = cast("type[Any]", type(event))
+        spelling = getattr(event, "medium", None)
+        spellings = self._known.get(of, {})
+        if isinstance(spelling, str) and max(len(self._known), len(spellings)) < _MOST_KNOWN:
+            book = self._ledger.book(named)
+            take = book.store if kind == EventType.BLOCK_STORED else book.remove
+            cells = self._cells[kind, named]
+            spellings[spelling] = take, cells.events, cells.blocks
+            self._known[of] = spellings
 
     def _take(self, event: Any, kind: str, named: str) -> int:
         """Takes over one event, the whole of it or nothing, and returns how many blocks it is about."""
