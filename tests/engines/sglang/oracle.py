@@ -37,6 +37,7 @@ class OwnCounters:
     Attributes:
         evicted_tokens: Tokens evicted from the device.
         evictions: Evictions of at least one token.
+        eviction_seconds: How long they took.
         load_back_tokens: Tokens copied from host to device, by pool.
         load_back_bytes: Their bytes.
         load_backs: Copies that were timed.
@@ -56,6 +57,7 @@ class OwnCounters:
 
     evicted_tokens: int = 0
     evictions: int = 0
+    eviction_seconds: float = 0.0
     load_back_tokens: Mapping[str, int] = field(default_factory=dict)
     load_back_bytes: int = 0
     load_backs: int = 0
@@ -79,6 +81,7 @@ def own_counters(driver: CacheDriver) -> OwnCounters:
     return OwnCounters(
         evicted_tokens=samples.total("evicted_tokens_total"),
         evictions=samples.total("eviction_duration_seconds_count"),
+        eviction_seconds=samples.seconds("eviction_duration_seconds_sum"),
         load_back_tokens=samples.by("pool", "load_back_tokens_total"),
         load_back_bytes=samples.total("load_back_bytes_total"),
         load_backs=samples.total("load_back_duration_seconds_count"),
