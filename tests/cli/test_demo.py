@@ -466,7 +466,7 @@ def test_lines_in_a_terminal_without_rich() -> None:
     terminal = Terminal("--port", "0", "--seconds", "1", "--every", "0.3", program=without)
     try:
         assert terminal.ended() == 0
-        assert "no live view without rich: pip install 'kvcache-otel[demo]'" in terminal.screen
+        assert "no live view without rich: install the extra 'demo'" in terminal.screen
         assert re.search(r"^tier=device served=\d+ ", terminal.screen, re.MULTILINE)
         assert re.search(r"^storage had ", terminal.screen, re.MULTILINE)
     finally:
@@ -630,7 +630,7 @@ def test_events_without_their_libraries(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("kvcache-otel demo: --publish: ")
     assert module in line
-    assert line.endswith("pip install 'kvcache-otel[demo]'")
+    assert line.endswith("pip install 'kvcache-otel[demo]', in a checkout of it '.[demo]'")
 
 
 def test_it_is_said_when_nothing_may_be_measured(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.demo_options import LINES_SECONDS, LIVE_SECONDS, add_options, given, in_options
 from kvcache_otel.cli.ending import Stop
+from kvcache_otel.cli.extras import how
 from kvcache_otel.demo.config import Config
 from kvcache_otel.demo.workload import Shape
 from kvcache_otel.export.settings import PROMETHEUS, Settings, one_line, scrape_url
@@ -34,8 +35,6 @@ ROUND_SECONDS = 0.1
 
 FLUSH_SECONDS = 1.0
 """What the last export may take."""
-
-EXTRA = "pip install 'kvcache-otel[demo]'"
 
 
 def add_to(commands: Commands) -> None:
@@ -171,7 +170,7 @@ def _publish(cache: TieredCache, options: argparse.Namespace, after: ExitStack) 
 
         publisher = Publisher(options.publish, options.replay)
     except ImportError as error:
-        raise ValueError(f"--publish: {error}: {EXTRA}") from error
+        raise ValueError(f"--publish: {error}: {how('demo')}") from error
     except Exception as error:  # ZeroMQ has its own, and they are none of the system's.
         where = f"--publish {options.publish}" + (f" --replay {options.replay}" if options.replay else "")
         raise ValueError(f"{one_line(where)}: {error}") from error

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel.cli.demo_rows import DROPPED
+from kvcache_otel.cli.extras import how
 from kvcache_otel.cli.live import live
 from kvcache_otel.cli.terminal import is_drawn
 from kvcache_otel.semconv import Reason
@@ -217,7 +218,7 @@ def view(look: Callable[[], Seen], title: Callable[[], str]) -> Generator[Show]:
             yield show
         return
     if is_drawn():
-        print("kvcache-otel demo: no live view without rich: pip install 'kvcache-otel[demo]'", file=sys.stderr)
+        print(f"kvcache-otel demo: no live view without rich: {how('demo')}", file=sys.stderr)
 
     def show_plainly(*, last: bool) -> None:
         seen = look()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvcache_otel.cli.ending import Stop, seconds
+from kvcache_otel.cli.extras import how
 from kvcache_otel.cli.watch_output import LogHandler, OutputError
 from kvcache_otel.export.settings import Settings
 
@@ -85,8 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
             del rich
     except ImportError as error:
-        how = "install the extra 'watch': pip install 'kvcache-otel[watch]', in a checkout of it '.[watch]'"
-        print(f"kvcache-otel watch: {error}: {how}", file=sys.stderr)
+        print(f"kvcache-otel watch: {error}: {how('watch')}", file=sys.stderr)
         return 2
     del msgspec, zmq
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=_handlers())

@@ -384,10 +384,9 @@ class Subscription:
             self.tell(
                 logging.WARNING,
                 now,
-                "kvcache: source %r is disconnected at %s: its publisher is gone, or has sent more than %d MiB at once",
+                "kvcache: source %r is disconnected at %s",
                 name,
                 printable(self.source.endpoint),
-                LARGEST // 2**20,
             )
             return
         if self._named_at == float("inf") and is_named(self.source.endpoint):
