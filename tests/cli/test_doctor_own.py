@@ -239,7 +239,7 @@ def test_whatever_makes_a_cache_can_be_named(run: Doctor, shop: Path, source: st
         ("shop:BACKUP", "nothing of shop:BACKUP is instrumented", "instrument_controller"),
         ("shop:only_the_handle", "its object is gone already", "return the object"),
         ("shop:nothing_fits", "nothing of Controller would be measured: Controller has no gone", "methods="),
-        ("shop:nothing_to_wrap", "0 of 1 hooks and gauges are attached", "methods="),
+        ("shop:nothing_to_wrap", "nothing of Controller would be measured: Controller.blocks is no method", "methods="),
     ],
 )
 def test_what_keeps_a_cache_from_being_measured_is_one_clear_line(

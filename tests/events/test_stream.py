@@ -862,6 +862,68 @@ def test_a_first_batch_while_a_request_goes_unanswered() -> None:
     assert driver.counted() == {}
 
 
+def test_what_waited_before_the_connection_was_lost_is_not_of_the_next_life() -> None:
+    driver = Driver(replay=True)
+    driver.live(*range(5))
+    driver.live(6, 7)
+    driver.stream.disconnected()
+    driver.now += 0.01
+    driver.stream.connected(driver.now)
+    assert driver.applied() == [*range(5)]
+    driver.live(9, run=1)
+    driver.answer(4, run=1)
+    assert driver.asked == 0
+    driver.answer(*range(10), run=1)
+    assert driver.runs[1:] == [[batch(number, 1) for number in range(10)]]
+    assert driver.counted() == {"resets": 1}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_whether_it_has_started_again_is_asked_until_it_is_answered(again: bool) -> None:
+    """Its replay is slow just after it has started, and its numbers go on where the old ones were."""
+    driver = Driver(replay=True)
+    driver.live(*range(5))
+    driver.stream.disconnected()
+    driver.stream.connected(driver.now)
+    driver.live(7, 8, run=int(again))
+    driver.wait(LIMITS.silence)
+    driver.wait()
+    assert driver.applied() == [0, 1, 2, 3, 4, 7, 8]
+    assert (driver.asked, driver.counted()) == (None, {"lost": 2})
+    driver.live(9, run=int(again))
+    driver.wait(2)
+    assert (driver.asked, driver.sent) == (10, 4)
+    driver.live(10, run=int(again))
+    assert driver.applied()[-1] == 10
+    driver.answer(4, run=int(again))
+    if not again:
+        assert driver.counted() == {"lost": 2}
+        assert driver.asked is None
+        return
+    driver.answer(*range(11), run=1)
+    driver.live(11, run=1)
+    assert driver.runs[1:] == [[batch(number, 1) for number in range(12)]]
+    assert driver.counted() == {"lost": 2, "resets": 1}
+
+
+def test_a_publisher_that_was_silent_once_is_asked_again_soon_and_then_less_often() -> None:
+    driver = with_gap()
+    pauses: list[float] = []
+    for number in range(13, 27, 2):
+        driver.wait(LIMITS.silence)
+        assert driver.asked is None
+        began = driver.now
+        driver.live(number)
+        while driver.asked is None:
+            driver.wait(0.5)
+            number += 2
+            driver.live(number)
+        pauses.append(driver.now - began)
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 3
+    assert pauses[-1] > 55
+
+
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_publisher_that_starts_again_and_says_nothing_live(sent: bool) -> None:
     driver = Driver(replay=True)

@@ -267,6 +267,11 @@ def test_whatever_comes_a_stream_goes_on(replay: bool, calls: list[tuple[str, ob
     assert driver.asked is None or replay
     for _ in range(100):
         driver.wait(10_000)
+    for _ in range(20):  # Whether it is still the same publisher is asked until it is told.
+        if driver.asked is not None:
+            driver.end()
+        else:
+            driver.wait(10_000)
     assert driver.asked is None
     assert stream.due == float("inf")
     # What comes then, in order, is applied as it comes.

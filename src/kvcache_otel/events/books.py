@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     Hashes = Sequence[Hashable]
+
+_logger = logging.getLogger(__name__)
 
 # Bytes of a dict for each block in it, beyond which it is made smaller. A block's hash takes 48 bytes more. A dict that
 # only grows has 60 at the most, one that grows while blocks leave it up to 120. Made smaller, it has half of what it
@@ -73,14 +76,16 @@ class HoldersBook(Book):
     """The blocks in one place, as `Book` has them, of a publisher that announces a block again for each who holds it.
 
     Whoever listens takes the first removal for final, and so do these books. The publisher goes on and removes it for
-    the others, which contradicts nothing: it had announced them.
+    the others, which contradicts nothing: it had announced them. Where there are too many to remember, that is said,
+    and no removal is a contradiction until the books are empty.
     """
 
-    __slots__ = ("_again",)
+    __slots__ = ("_again", "_forgot")
 
     def __init__(self, blocks: dict[Hashable, int] | None = None) -> None:
         super().__init__(blocks)
         self._again: dict[Hashable, int] = {}  # How often a block was announced that was in already.
+        self._forgot = False
 
     def store(self, hashes: Hashes) -> None:
         blocks = self.blocks
@@ -106,10 +111,18 @@ class HoldersBook(Book):
     def clear(self) -> None:
         super().clear()
         self._again.clear()
+        self._forgot = False
 
     def _announced_again(self, block: Hashable) -> None:
         if len(self._again) >= _MOST_AGAIN:  # Somebody announces again and again, and never removes.
             self._again.clear()
+            if not self._forgot:
+                self._forgot = True
+                _logger.warning(
+                    "kvcache: more than %d blocks are announced for several who hold them: until the books are empty, "
+                    "removals of what is not there are not counted as errors",
+                    _MOST_AGAIN,
+                )
         self._again[block] = self._again.get(block, 0) + 1
 
     def _had_another(self, block: Hashable) -> bool:
@@ -117,7 +130,7 @@ class HoldersBook(Book):
         left = self._again.pop(block, 0)
         if left > 1:
             self._again[block] = left - 1
-        return left > 0
+        return left > 0 or self._forgot
 
 
 class CopiesBook(Book):

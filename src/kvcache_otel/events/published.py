@@ -81,21 +81,25 @@ class PublishedBooks:
         """
         known = self._known
         for event in events:
+            # On the scheduler's thread there is no time for more than this.
             try:
-                # On the scheduler's thread there is no time for more than this.
                 take, times, blocks = known[type(event)][event.medium]
                 hashes: list[Hashable] = event.block_hashes
-                if type(hashes) is list:
-                    hash(tuple(hashes))  # All of them, or none: it raises before anything has changed.
-                    missing = take(hashes)
-                    if missing:
-                        self._probe.accounting_error(Reason.UNKNOWN_REMOVE, missing)
-                    times.value += 1
-                    blocks.value += len(hashes)
-                    continue
+                if type(hashes) is not list:  # An iterator must not be used up here.
+                    raise TypeError(type(hashes))
+                hash(tuple(hashes))
             except Exception:  # Whatever is wrong with it is seen by who looks at it more closely.
-                pass
-            self._look_at(event)
+                self._look_at(event)
+                continue
+            times.value += 1
+            try:
+                missing = take(hashes)
+            except Exception as error:  # Hashes that cannot be compared.
+                self._unreadable(event, error)
+                continue
+            blocks.value += len(hashes)
+            if missing:
+                self._probe.accounting_error(Reason.UNKNOWN_REMOVE, missing)
         self._ledger.settle()
 
     def forget(self) -> None:
@@ -119,7 +123,9 @@ class PublishedBooks:
 
     def _remember(self, event: Any, kind: str, named: str) -> None:
         """Knows such events by sight from now on, if nothing else of them counts than their hashes."""
-        if kind not in (EventType.BLOCK_STORED, EventType.BLOCK_REMOVED) or hasattr(event, "group_idx"):
+        if kind not in (EventType.BLOCK_STORED, EventType.BLOCK_REMOVED):
+            return
+        if hasattr(event, "group_idx") or hasattr(event, "__dict__"):  # This one has a group, or the next may have.
             return
         of = cast("type[Any]", type(event))
         spelling = getattr(event, "medium", None)

@@ -7,10 +7,10 @@ What numbers say. *Next* is the number that follows the last batch applied:
 * Next itself is applied. A higher one waits for those between, for a moment; what is still missing then is asked for
   where the publisher has a replay socket, and is lost where it has not, or where replay did not bring it.
 * 0 starts the sequence again: the publisher was reset. So it does right after another 0, if it is another batch.
-* A number below next is a duplicate if it is on the same batch as then, by its first bytes, which hold the time when it
-  was made; of the last thousand batches that is known. Any other low number is suspicious, but for the one just before
-  next where that had been given up. So are a number more than 2**24 above next, and one that a waiting batch has and
-  that is now on another.
+* Another number below next is a duplicate if it is on the same batch as then, by its first bytes, which hold the time
+  when it was made; of the last thousand batches that is known. Any other low number is suspicious, but for the one just
+  before next where that had been given up. So are a number more than 2**24 above next, and one that a waiting batch has
+  and that is now on another.
 
 What is suspicious is from a publisher that started again and whose first batches did not get here, or is not:
 
@@ -50,6 +50,7 @@ _UNKNOWN = -1  # In place of a number: there is none yet.
 _NEAR = 64  # Numbers that suspicious batches may skip.
 _FAR = 2**24  # Numbers that nobody misses in one go: two days of a hundred batches a second.
 _PROOF = 3  # Suspicious batches in a row that prove a reset.
+_DEAF_AT_FIRST = 2.0  # Seconds for which a publisher is not asked again that has not answered for the first time.
 _TRUST = 1.0  # Seconds after a replay has shown that there was no reset, in which it is not asked again whether.
 
 
@@ -102,7 +103,8 @@ class Limits(NamedTuple):
         held_bytes: Bytes of batches that wait, at any time.
         silence: Seconds for which a replay may bring nothing new.
         longest: Seconds that a replay may take in all, however often it is asked for the rest.
-        deaf: Seconds for which a publisher that did not answer is not asked again.
+        deaf: Seconds for which a publisher that did not answer is not asked again, once it has not for long; at first
+            it is two, and then twice as long each time.
         doubt: Seconds of silence after which suspicious batches below next are a reset.
         idle: Seconds after the last batch when replay is asked, once, whether it was the last.
     """
@@ -143,7 +145,8 @@ class Stream:
         self._apply = consumer.apply
         self._replay = replay
         self._limits = limits or Limits()
-        self._deaf_until = self._trusted_until = -math.inf
+        self._deaf_until = self._trusted_until = self._connected_at = -math.inf
+        self._deaf_for = 0.0
         self._keeps = False  # It has answered: then it has its last batch, always.
         self._busy = (
             replay  # A batch must go the long way: something waits, is asked for or in doubt, or it is a first.
@@ -155,6 +158,7 @@ class Stream:
     def _start(self) -> None:
         """Knows nothing of the publisher's numbers."""
         self._next: int = _UNKNOWN
+        self._question: int | None = None  # Whether this batch is still what it was, a new connection has not told yet.
         self._live = False  # Something came live that was applied: its replay knows the same sequence.
         self._joined: int | None = None  # From here on what is missing counts; None before anything came live.
         self._top: int = _UNKNOWN  # The highest number that came live and had to wait.
@@ -181,10 +185,13 @@ class Stream:
 
     def connected(self, now: float) -> None:
         """The connection is there, or there again: with replay, sees whether anything was missed, and a reset."""
-        self._deaf_until = -math.inf
+        self._deaf_until, self._deaf_for = -math.inf, 0.0
+        self._connected_at = now
         if self._replay:
             if self._asked is not None:
                 self._hang_up()
+            self._acquit()  # What was suspicious before is for the replay to tell.
+            self._question = self._recall.newest(self._next)
             self._ask(now, everything=True)
             self._unsure = self._next != _UNKNOWN
             self._rest()
@@ -232,6 +239,7 @@ class Stream:
         except frames.UnreadableFramesError as error:
             self._unreadable(error)
             return
+        self._deaf_for = 0.0
         if batch is None:
             self._ended(now, silent=False)
         else:
@@ -256,6 +264,8 @@ class Stream:
                 self._idle_at = self.heard
                 if now >= self._deaf_until:
                     self._ask(now, everything=True)
+            elif self._question is not None and now >= self._deaf_until:
+                self._ask(now, everything=True)
             else:
                 self._go_on(now)
             self._rest()
@@ -392,10 +402,13 @@ class Stream:
             self._ask(now, everything=True)
 
     def _replaced(self, now: float) -> None:
-        """Begins anew, with everything that has come since that is not of the old sequence."""
+        """Begins anew, with everything that has come since. What waited before the connection was lost is not of it."""
         batches, held = self._suspects, self._held
         while held:
-            batches.append((held.first, held.pop()))
+            came, number = held.since, held.first
+            payload = held.pop()
+            if came is not None and came >= self._connected_at:
+                batches.append((number, payload))
         self._restart(batches, now)
 
     # -- what waits ------------------------------------------------------------------------------------------------
@@ -459,7 +472,8 @@ class Stream:
         """Sees what is left to be done."""
         if not self._held:
             self._since = None
-            if not (self._asked is None or self._joined is None or self._asked_all or self._unsure):
+            wanted = self._joined is None or self._asked_all or self._unsure or self._question is not None
+            if self._asked is not None and not wanted:
                 self._hang_up()
         idle = self._idle_from
         first = self._replay and (not self._live or self.heard == self._idle_at)  # Of a sequence, or after silence.
@@ -470,6 +484,8 @@ class Stream:
             self.due = min(self._doubted + self._limits.doubt, idle)
             if self._since is not None:
                 self.due = min(self.due, self._since + self._limits.patience)
+            if self._question is not None:
+                self.due = min(self.due, self._deaf_until)
         self.due = min(self.due, self._ahead_until)
 
     @property
@@ -491,7 +507,12 @@ class Stream:
         if not again:
             self._last_call = now + self._limits.longest
         # With the last one that is known: if that is another now, so are all before it.
-        known = 0 if anything else self._recall.newest(self._next)
+        if anything:
+            known = 0
+        elif self._question is not None and self._recall.of(self._question, self._next) != UNKNOWN:
+            known = self._question
+        else:
+            self._question, known = None, self._recall.newest(self._next)
         self._consumer.ask(self._asked if known is None else known)
 
     def _hang_up(self) -> None:
@@ -534,6 +555,7 @@ class Stream:
         found = self._recall.of(number, self._next)
         if found in (UNKNOWN, LOST):
             return
+        self._question = None
         if found != mark(payload):
             self._replaced(now)
         elif self._unsure:
@@ -541,7 +563,7 @@ class Stream:
             self._same(now)
 
     def _same(self, now: float) -> None:
-        self._unsure = False
+        self._unsure, self._question = False, None
         self._acquit()
         self._go_on(now)
 
@@ -575,6 +597,8 @@ class Stream:
         nothing = silent and not progress
         unsure, anything, gone = self._unsure, self._anything, not (silent or self._brought)
         self._hang_up()
+        if not silent:
+            self._question = None
         if unsure:
             if gone and self._keeps:
                 self._replaced(now)
@@ -584,14 +608,14 @@ class Stream:
                 self._unsure = True
                 return
             if nothing:
-                self._deaf_until = now + self._limits.deaf
+                self._turn_deaf(now)
             self._untold(now)
             self._go_on(now)
             return
         late = now >= self._last_call
         if held and (late or not (progress or held.first > asked_top)):
             if nothing:
-                self._deaf_until = now + self._limits.deaf
+                self._turn_deaf(now)
             # All that was sent before the request was in the answer, or is gone.
             while held and (late or nothing or held.first <= asked_top):
                 self._skip()
@@ -599,6 +623,11 @@ class Stream:
             self._ask(now, again=True)
         elif self._joined is None and self._next != _UNKNOWN:
             self._joined = self._next
+
+    def _turn_deaf(self, now: float) -> None:
+        """Asks nobody for a while who has not answered."""
+        self._deaf_for = min(max(2 * self._deaf_for, _DEAF_AT_FIRST), self._limits.deaf)
+        self._deaf_until = now + self._deaf_for
 
     def _unreadable(self, error: frames.UnreadableFramesError) -> None:
         counts = self.counts

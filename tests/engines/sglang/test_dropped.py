@@ -88,3 +88,20 @@ def test_another_write_policy_with_another_backend(
     assert _reasons(instrumented.rows) == set()
     driver.attach_storage(tmp_path, write_policy="write_through")
     assert _reasons(instrumented.rows) == {"host_pressure", "write_through_unbacked_eviction"}
+
+
+def test_another_write_policy_with_the_same_backend(
+    make: Callable[..., CacheDriver],
+    instrumented: Instrumented,
+    core: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = make(core=core, storage_dir=tmp_path, write_policy="write_through_selective")
+    driver.attach_storage(tmp_path, write_policy="write_through")
+    driver.step()
+    assert _reasons(instrumented.rows) == {"host_pressure", "write_through_unbacked_eviction"}
+    driver.attach_storage(tmp_path, write_policy="write_through_selective")
+    driver.step()
+    driver.step()
+    assert len([line for line in caplog.messages if "kvcache.dropped.tokens says less from now on" in line]) == 1

@@ -82,7 +82,7 @@ def has_attributes(owner: object) -> bool:
 
 
 class Absent(str):
-    """Why there is no method, where there is nothing of its name at all."""
+    """Why there is no method, where there is nothing of its name, or what is no method at all."""
 
 
 class Found(NamedTuple):
@@ -120,7 +120,7 @@ def find(owner: Any, name: str) -> Found | str:
     if bound is None:
         return Absent(f"{kind} has no {name}")
     if not callable(bound):
-        return f"{kind}.{name} is no method"
+        return Absent(f"{kind}.{name} is no method")
     if _goes_on(bound):
         return f"{kind}.{name} goes on after it has returned: tell of it from inside, with `transfers`"
     if not hasattr(bound, "__wrapped__") and any(classes.has_sign(bound, more) for more in _MORE):

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kvcache_otel.engines.hooks import Finish
     from kvcache_otel.engines.sglang.device import DeviceRows
     from kvcache_otel.engines.sglang.host import HostRows
-    from kvcache_otel.engines.sglang.pools import TierRows
     from kvcache_otel.engines.sglang.prefetch import PrefetchBooks
     from kvcache_otel.engines.sglang.storage import StorageRows
     from kvcache_otel.engines.sglang.transfer import DirectionRows
@@ -117,10 +116,12 @@ class SglangAdapter:
     def events_checked(self, _: None, cache: Any, *__: Any, **___: Any) -> None:
         """`check_hicache_events`: where the scheduler learns what has ended since the last step."""
         try:
-            tiers: tuple[TierRows, ...] = cache._kvcache_otel.tiers
+            rows: CacheRows = cache._kvcache_otel
+            if cache.cache_controller.write_policy is not rows.policy:
+                rows.watch_drops(cache)
         except AttributeError:
             return
-        settle(tiers)
+        settle(rows.tiers)
 
     def step_done(self, _: Any, scheduler: Any, *__: Any, **___: Any) -> None:
         """`Scheduler.process_batch_result` and `on_idle`: the end of a step, with HiCache or without."""

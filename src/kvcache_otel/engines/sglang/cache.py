@@ -41,6 +41,7 @@ class CacheRows:
         load_back: Copies from host to device; None without HiCache.
         storage: The storage backend; None while none is attached.
         published: What the cache's KV events add up to; None where it records none.
+        policy: When the cache writes to the host, as it was when it was asked why tokens may be lost.
     """
 
     def __init__(self, probe: CacheProbe, cache: Any) -> None:
@@ -55,6 +56,9 @@ class CacheRows:
         self.backup: DirectionRows | None = None
         self.load_back: DirectionRows | None = None
         self.storage: StorageRows | None = None
+        self._forgot_hits = False
+        self.policy: str | None = None
+        self._drops: tuple[str, ...] = ()
         self._storage_tier: str = Tier.UNKNOWN
         self._storage_facts = config.StorageFacts(hits=False, loads=False, skips=False)
         self.published = PublishedBooks(probe, Tier.DEVICE, holders=True) if config.publishes(cache) else None
@@ -67,7 +71,7 @@ class CacheRows:
         settle(self.tiers)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """A copy or a pickle of what carries these rows has none: they are about the one object."""
+        """A deep copy or a pickle of what carries these rows has none: they are about the one object."""
         return type(None), ()
 
     def belongs_to(self, *parts: Any) -> None:
@@ -105,7 +109,7 @@ class CacheRows:
         )
         self.host, self.backup, self.load_back = host, backup, load_back
         self._served.tier(Tier.HOST)
-        self._watch_drops()
+        self.watch_drops(cache)
         self._storage_facts = config.storage_facts(cache)
         if self.published is not None:
             self.published = PublishedBooks(probe, Tier.DEVICE, Tier.HOST, holders=True)
@@ -116,20 +120,32 @@ class CacheRows:
         """Adds a storage backend; whatever is attached already is detached."""
         self.detach_storage()
         self.storage = StorageRows(self._probe, controller, tells=self._storage_facts)
+        if self._forgot_hits and self.storage.prefetches is not None:
+            self.storage.prefetches.outstanding_unknown()  # The equation does not close any more.
         self._storage_tier = self.storage.tier
         self._served.tier(self._storage_tier)
-        self._watch_drops()
+        if (cache := self._cache()) is not None:
+            self.watch_drops(cache)
 
     def detach_storage(self) -> None:
         """Ends the rows of the storage backend, if one is attached. What they have counted stays counted."""
         if self.storage is not None:
             self.storage.reset()
+            prefetches = self.storage.prefetches
+            self._forgot_hits = self._forgot_hits or (prefetches is not None and prefetches.forgot)
             self.storage = None
 
-    def _watch_drops(self) -> None:
-        """Asks why tokens may be lost: the write policy can be another with another storage backend."""
-        if (cache := self._cache()) is not None:
-            self.device.watch_drops(config.drop_reasons(cache))
+    def watch_drops(self, cache: Any) -> None:
+        """Asks a cache why tokens may be lost: the write policy can be changed at run time."""
+        self.policy = cache.cache_controller.write_policy
+        before, self._drops = self._drops, config.drop_reasons(cache)
+        self.device.watch_drops(self._drops)
+        if set(before) - set(self._drops):
+            _logger.warning(
+                "kvcache: kvcache.dropped.tokens says less from now on: with the write policy %r SGLang does not count "
+                "all that is lost",
+                self.policy,
+            )
 
     def admitted(self, adder: Any) -> None:
         """Counts what one `PrefillAdder` has admitted since it was asked last."""

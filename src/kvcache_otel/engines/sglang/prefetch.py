@@ -39,7 +39,11 @@ _DEFERRALS = (Reason.HOST_CAPACITY, Reason.DEVICE_CAPACITY)
 
 
 class PrefetchBooks:
-    """The prefetches of one cache from one storage backend."""
+    """The prefetches of one cache from one storage backend.
+
+    Attributes:
+        forgot: Whether there were too many to remember, so that what was hit does not add up any more.
+    """
 
     def __init__(self, probe: CacheProbe, tier: str, name: str) -> None:
         """Args:
@@ -51,6 +55,7 @@ class PrefetchBooks:
         self._unfulfilled: dict[str, Counter] = {reason: self._rows.unfulfilled(reason) for reason in _REASONS}
         self._deferred: dict[str, Counter] = {reason: self._rows.deferred(reason) for reason in _DEFERRALS}
         self._remaining: dict[Any, int] = {}
+        self.forgot = False
         self._too_many = TooMany(probe, "requests that waited for what storage had")
 
     def hit(self, request: Any, tokens: int) -> None:
@@ -61,6 +66,7 @@ class PrefetchBooks:
         if len(self._remaining) >= MOST:  # Nor of others.
             self._too_many.forgotten(len(self._remaining))
             self._remaining.clear()
+            self.forgot = True
             self.outstanding_unknown()
         self._remaining[request] = tokens
         self._rows.hit.add(tokens)
