@@ -878,6 +878,62 @@ def test_what_waited_before_the_connection_was_lost_is_not_of_the_next_life() ->
     assert driver.counted() == {"resets": 1}
 
 
+def test_what_waits_for_the_first_answer_may_be_of_a_life_before() -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    driver.live(40, 41, 42)
+    driver.stream.disconnected()
+    driver.now += 1
+    driver.stream.connected(driver.now)
+    driver.answer(*range(41), run=1)
+    assert driver.asked == 0
+    driver.answer(*range(56), run=1)
+    driver.end()
+    driver.live(56, run=1)
+    assert driver.runs[1:] == [[batch(number, 1) for number in range(57)]]
+    assert driver.counted() == {"resets": 1}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_waits_and_is_another_batch_in_the_replay_is_a_reset(late: bool) -> None:
+    """It came from the publisher before, whose connection may be known to be lost only after that was read."""
+    driver = Driver(replay=True)
+    driver.live(*range(5))
+    if not late:
+        driver.live(6, 7)
+    driver.stream.disconnected()
+    driver.now += 1
+    driver.stream.connected(driver.now)
+    if late:
+        driver.live(6, 7)
+    driver.answer(6, run=1)  # It does not keep what would tell it sooner.
+    assert driver.asked == 0
+    driver.answer(*range(6, 12), run=1)
+    driver.end()
+    driver.live(12, run=1)
+    assert driver.runs[1:] == [[batch(number, 1) for number in range(6, 13)]]
+    assert driver.counted() == {"resets": 1}
+
+
+def test_what_a_new_connection_has_not_told_is_not_forgotten_with_the_next() -> None:
+    driver = Driver(replay=True)
+    driver.live(*range(5))
+    for numbers in (range(7, 1000), range(1000, 2000)):
+        driver.stream.disconnected()
+        driver.stream.connected(driver.now)
+        driver.wait(LIMITS.silence)
+        driver.live(*numbers, run=1)
+        driver.wait()
+    driver.stream.disconnected()
+    driver.stream.connected(driver.now)
+    assert driver.sent == 4
+    driver.answer(4, run=1)
+    driver.answer(*range(2000), run=1)
+    driver.end()
+    assert driver.runs[1:] == [[batch(number, 1) for number in range(2000)]]
+    assert driver.counts.resets.value == 1
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_whether_it_has_started_again_is_asked_until_it_is_answered(again: bool) -> None:
     """Its replay is slow just after it has started, and its numbers go on where the old ones were."""

@@ -158,7 +158,8 @@ class Stream:
     def _start(self) -> None:
         """Knows nothing of the publisher's numbers."""
         self._next: int = _UNKNOWN
-        self._question: int | None = None  # Whether this batch is still what it was, a new connection has not told yet.
+        # Whether this batch, by its number and its mark, is still what it was: a new connection has not told yet.
+        self._question: tuple[int, int] | None = None
         self._live = False  # Something came live that was applied: its replay knows the same sequence.
         self._joined: int | None = None  # From here on what is missing counts; None before anything came live.
         self._top: int = _UNKNOWN  # The highest number that came live and had to wait.
@@ -191,7 +192,9 @@ class Stream:
             if self._asked is not None:
                 self._hang_up()
             self._acquit()  # What was suspicious before is for the replay to tell.
-            self._question = self._recall.newest(self._next)
+            known = self._recall.newest(self._next)
+            if self._question is None and known is not None:
+                self._question = known, self._recall.of(known, self._next)
             self._ask(now, everything=True)
             self._unsure = self._next != _UNKNOWN
             self._rest()
@@ -509,10 +512,10 @@ class Stream:
         # With the last one that is known: if that is another now, so are all before it.
         if anything:
             known = 0
-        elif self._question is not None and self._recall.of(self._question, self._next) != UNKNOWN:
-            known = self._question
+        elif self._question is not None:
+            known, _ = self._question
         else:
-            self._question, known = None, self._recall.newest(self._next)
+            known = self._recall.newest(self._next)
         self._consumer.ask(self._asked if known is None else known)
 
     def _hang_up(self) -> None:
@@ -530,12 +533,19 @@ class Stream:
         if number < self._asked:
             self._compare(number, payload, now)
             return
+        waiting = self._held.get(number)
+        if waiting not in (None, payload) and now >= self._trusted_until:
+            self._contradicted(now)
+            return
         if self._unsure:  # It does not have the one that is known any more.
             self._same(now)
         if not self._answered:
             self._answered = True
             self._begin(number)
-        if number < self._next or self._held.get(number) is not None:
+        if number < self._next:
+            self._compare(number, payload, now)
+            return
+        if waiting is not None:
             return
         early = number > self._top and (self._asked_all or self._joined is None)
         if number - self._next > _FAR or not (early or number <= self._top):
@@ -553,14 +563,27 @@ class Stream:
     def _compare(self, number: int, payload: bytes, now: float) -> None:
         """Takes a batch again that is known; if it is another, the publisher has started again meanwhile."""
         found = self._recall.of(number, self._next)
+        if self._question is not None and self._question[0] == number:
+            (_, found), self._question = self._question, None
         if found in (UNKNOWN, LOST):
             return
-        self._question = None
         if found != mark(payload):
             self._replaced(now)
         elif self._unsure:
             self._trusted_until = now + _TRUST
             self._same(now)
+
+    def _contradicted(self, now: float) -> None:
+        """Begins anew, with what its replay has: what waits came from whoever was connected before, or by its side."""
+        self._trusted_until = now + _TRUST
+        applied = self._next != _UNKNOWN
+        self._held, self._suspects = Held(), []
+        if applied:
+            self._restart([], now)
+        else:
+            self._hang_up()
+            self._start()
+            self._ask(now, everything=True)
 
     def _same(self, now: float) -> None:
         self._unsure, self._question = False, None
