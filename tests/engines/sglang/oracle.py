@@ -57,7 +57,7 @@ class OwnCounters:
 
     evicted_tokens: int = 0
     evictions: int = 0
-    eviction_seconds: float = 0.0
+    eviction_seconds: float = field(default=0.0, compare=False)  # By the real clock, unlike copies.
     load_back_tokens: Mapping[str, int] = field(default_factory=dict)
     load_back_bytes: int = 0
     load_backs: int = 0
