@@ -43,7 +43,7 @@ def assert_equals_sglang(
     counts, seconds = passes.read()
     assert sum(counts) == theirs.evictions
     # SGLang's clock is around ours: what it does before and after, and what our own hook takes, is in its sum alone.
-    assert theirs.eviction_seconds / 4 <= seconds <= theirs.eviction_seconds or not theirs.evictions
+    assert 0 < seconds <= theirs.eviction_seconds or not theirs.evictions
     if driver.cache.cache_controller is None:
         return
     token_bytes = driver.cache.host_pool_group.anchor_entry.host_pool.size_per_token
