@@ -107,6 +107,11 @@ def test_requests_that_are_too_many_are_forgotten_and_nothing_is_made_of_them(
         f"kvcache: {FEW} requests that waited for what storage had were forgotten: nobody has said what became of "
         "them; see kvcache.telemetry.dropped"
     ]
+    driver.settle()
+    driver.detach_storage()
+    driver.attach_storage(tmp_path)
+    rows = instrumented.rows
+    assert rows.value(semconv.PREFETCH_OUTSTANDING_TOKENS, **STORAGE) is None, "the hits do not add up any more"
 
 
 @pytest.mark.usefixtures("timed")
