@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from kvcache_otel.events.frames import END
-from kvcache_otel.events.stream import Counts, Limits, Stream
+from kvcache_otel.events.stream import Stream
+from kvcache_otel.events.terms import Counts, Limits
 from kvcache_otel.record.cells import Counter
 
 if TYPE_CHECKING:
@@ -52,11 +53,15 @@ class Driver:
     def reset(self) -> None:
         self.runs.append([])
 
+    def forget(self) -> None:
+        self.runs[-1] = []
+
     def ask(self, start: int) -> None:
         assert self.asked is None, "asked twice"
         self.sent = start
-        self.asked = self.stream._asked
-        assert self.asked is not None
+        request = self.stream._replay.request
+        assert request is not None
+        self.asked = max(request.next, 0)
         assert start <= self.asked
         self.requests.append(self.asked)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kvcache_otel.events.frames import END
-from kvcache_otel.events.stream import Limits
+from kvcache_otel.events.terms import Limits
 from tests.events.stream_driver import LIMITS, Driver, batch, frame
 
 FAR = 2**24
@@ -139,7 +139,7 @@ def test_due_is_when_tick_does_something() -> None:
     assert driver.stream.due == driver.now + LIMITS.silence
     driver.wait(LIMITS.silence)
     assert driver.asked is None
-    assert driver.stream.due == math.inf
+    assert driver.stream.due == driver.now + 2.0  # It is asked again.
 
 
 def test_a_publisher_that_counts_nothing() -> None:
@@ -866,7 +866,7 @@ def test_what_waited_before_the_connection_was_lost_is_not_of_the_next_life() ->
     driver = Driver(replay=True)
     driver.live(*range(5))
     driver.live(6, 7)
-    driver.stream.disconnected()
+    driver.stream.disconnected(driver.now)
     driver.now += 0.01
     driver.stream.connected(driver.now)
     assert driver.applied() == [*range(5)]
@@ -875,14 +875,14 @@ def test_what_waited_before_the_connection_was_lost_is_not_of_the_next_life() ->
     assert driver.asked == 0
     driver.answer(*range(10), run=1)
     assert driver.runs[1:] == [[batch(number, 1) for number in range(10)]]
-    assert driver.counted() == {"resets": 1}
+    assert driver.counted() == {"resets": 1, "lost": 1}  # The one that those waited for.
 
 
 def test_what_waits_for_the_first_answer_may_be_of_a_life_before() -> None:
     driver = Driver(replay=True)
     driver.stream.connected(driver.now)
     driver.live(40, 41, 42)
-    driver.stream.disconnected()
+    driver.stream.disconnected(driver.now)
     driver.now += 1
     driver.stream.connected(driver.now)
     driver.answer(*range(41), run=1)
@@ -901,7 +901,7 @@ def test_what_waits_and_is_another_batch_in_the_replay_is_a_reset(late: bool) ->
     driver.live(*range(5))
     if not late:
         driver.live(6, 7)
-    driver.stream.disconnected()
+    driver.stream.disconnected(driver.now)
     driver.now += 1
     driver.stream.connected(driver.now)
     if late:
@@ -919,12 +919,12 @@ def test_what_a_new_connection_has_not_told_is_not_forgotten_with_the_next() -> 
     driver = Driver(replay=True)
     driver.live(*range(5))
     for numbers in (range(7, 1000), range(1000, 2000)):
-        driver.stream.disconnected()
+        driver.stream.disconnected(driver.now)
         driver.stream.connected(driver.now)
         driver.wait(LIMITS.silence)
         driver.live(*numbers, run=1)
         driver.wait()
-    driver.stream.disconnected()
+    driver.stream.disconnected(driver.now)
     driver.stream.connected(driver.now)
     assert driver.sent == 4
     driver.answer(4, run=1)
@@ -939,7 +939,7 @@ def test_whether_it_has_started_again_is_asked_until_it_is_answered(again: bool)
     """Its replay is slow just after it has started, and its numbers go on where the old ones were."""
     driver = Driver(replay=True)
     driver.live(*range(5))
-    driver.stream.disconnected()
+    driver.stream.disconnected(driver.now)
     driver.stream.connected(driver.now)
     driver.live(7, 8, run=int(again))
     driver.wait(LIMITS.silence)
@@ -987,7 +987,7 @@ def test_a_publisher_that_starts_again_and_says_nothing_live(sent: bool) -> None
     driver.stream.connected(driver.now)
     driver.answer(1)
     driver.end()
-    driver.stream.disconnected()
+    driver.stream.disconnected(driver.now)
     driver.stream.connected(driver.now)
     assert (driver.asked, driver.sent) == (2, 1)
     driver.end()  # There is no 1 any more.
@@ -1060,7 +1060,7 @@ def test_what_was_sent_last_and_missed_is_asked_for_when_nothing_comes() -> None
 def test_nobody_is_asked_for_being_silent_while_there_is_no_connection() -> None:
     driver = Driver(replay=True, limits=LIMITS._replace(idle=10.0))
     driver.live(0)
-    driver.stream.disconnected()
+    driver.stream.disconnected(driver.now)
     driver.wait(100)
     assert driver.requests == []
 
@@ -1210,7 +1210,8 @@ def test_old_numbers_and_those_that_will_come_live_are_passed_over() -> None:
 
 def test_old_numbers_do_not_keep_a_stream_waiting() -> None:
     driver = with_gap()
-    for _ in range(10):
+    for _ in range(11):  # The first shows that somebody is there.
+        assert driver.applied() == [0, 1, 2]
         driver.wait(LIMITS.silence / 10)
         driver.answer(0, 1, 2)
     assert driver.applied() == [0, 1, 2, 10, 11]

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from kvcache_otel.events.frames import END
-from kvcache_otel.events.stream import Limits, Stream
+from kvcache_otel.events.stream import Stream
+from kvcache_otel.events.terms import Limits
 from tests.events.stream_driver import Driver, frame
 
 
@@ -66,7 +67,7 @@ class Publisher:
                 self.answer()
 
     def cut(self) -> None:
-        self.stream.disconnected()
+        self.stream.disconnected(self.driver.now)
         for _ in range(self.random.randrange(30)):
             self.make()
         self.wait(self.random.choice((0.1, 1, 6)))
@@ -75,7 +76,7 @@ class Publisher:
     def restart(self) -> None:
         """Starts again, and publishes unheard until its numbers are anywhere, just about the old ones too."""
         self.wait(6)
-        self.stream.disconnected()
+        self.stream.disconnected(self.driver.now)
         before, known = len(self.batches), bool(self.driver.runs[-1])
         self.life += 1
         self.restarts += known

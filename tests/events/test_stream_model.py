@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel.events.frames import END
-from kvcache_otel.events.stream import Limits, Stream
+from kvcache_otel.events.stream import Stream
+from kvcache_otel.events.terms import Limits
 from tests.events.stream_driver import LIMITS, Driver, batch, frame, parsed
 
 SEEDS = range(40)
@@ -287,7 +288,7 @@ def check_bounds(stream: Stream, driver: Driver) -> None:
     assert len(held) <= SMALL.held
     assert held.size <= SMALL.held_bytes
     assert len(stream._suspects) <= 66  # pyright: ignore[reportPrivateUsage]
-    assert (driver.asked is not None) == (stream._asked is not None)  # pyright: ignore[reportPrivateUsage]
+    assert (driver.asked is not None) == (stream._replay.request is not None)  # pyright: ignore[reportPrivateUsage]
     assert stream.due < float("inf") or not held
 
 

@@ -12,7 +12,8 @@ import zmq
 from kvcache_otel import semconv
 from kvcache_otel.events import frames
 from kvcache_otel.events.names import host_of
-from kvcache_otel.events.stream import Counts, Limits, Stream
+from kvcache_otel.events.stream import Stream
+from kvcache_otel.events.terms import Counts, Limits
 from kvcache_otel.record.cells import Counter
 from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Reason
@@ -133,6 +134,10 @@ class Feed:
                 "or its replay is another's, what is received of it is wrong"
             )
             self._subscription.tell(logging.ERROR, now, text, name, OFTEN, OFTEN_SECONDS, about="restarts")
+        self.worker.reset(share=self._share)
+
+    def forget(self) -> None:
+        """Forgets it too, since its replay, which was silent, has what came before and tells all of it again."""
         self.worker.reset(share=self._share)
 
     def leave(self) -> None:

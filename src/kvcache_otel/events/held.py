@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from heapq import heappop, heappush
 
 
@@ -54,3 +55,17 @@ class Held:
         payload = self._payloads.pop(number)
         self.size -= len(payload)
         return payload
+
+    def drop(self, start: float, end: float = math.inf) -> list[tuple[int, bytes, float]]:
+        """Takes out the batches that came within some time, and returns them by number, each with when it came.
+
+        Args:
+            start: From when on.
+            end: Before when.
+        """
+        numbers = sorted(number for number, came in self._times.items() if start <= came < end)
+        dropped = [(number, self._payloads.pop(number), self._times.pop(number)) for number in numbers]
+        self.size -= sum(len(payload) for _, payload, _ in dropped)
+        self._order = sorted(self._times)
+        self.last = self._order[-1] if self._order else -1
+        return dropped

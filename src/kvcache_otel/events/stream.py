@@ -15,7 +15,8 @@ What numbers say. *Next* is the number that follows the last batch applied:
 What is suspicious is from a publisher that started again and whose first batches did not get here, or is not:
 
 * The replay is asked for the batch that was applied last: another one under its number, or none at all from a publisher
-  that has others or had some before, is a reset; the same one means that there was none. What comes meanwhile waits.
+  that has others or had some before, is a reset; the same one means that there was none. What comes meanwhile waits,
+  for as long as a replay may be silent.
 * Three suspicious batches in a row, with rising numbers not more than 64 apart, are a reset: at once where each has a
   number that is known to have been on another batch, otherwise where replay does not answer. So is one with a number
   known to be of another, if next or one shortly above follows. Numbers that had been given up as lost prove nothing.
@@ -23,101 +24,41 @@ What is suspicious is from a publisher that started again and whose first batche
   some seconds, those below next are a reset as well: an engine starts again, says little, and falls silent.
 
 A replay is asked as well when a connection is made, when a source has been idle for a while, and whenever something is
-missing; always from the last batch on that is known. Without replay, a publisher that started again and of which the
-very next number is the first to get here looks as if it had not.
+missing; always from the last batch on that is known. What it does not answer it is asked again, less and less often:
+it may still tell of a reset, though nothing waits for that any more.
+
+What replay cannot tell. A publisher that started again and of which the very next number is the first to get here looks
+as if it had not, if there is no replay, or if that has neither the batch that was applied last nor those after it.
 
 What a publisher sent before the first number that arrived live, at first or after a reset, is neither lost nor
-recovered. Where there is replay it is asked for all the same, and applied.
+recovered. Where there is replay it is asked for all the same, and applied; where that answers too late, everything is
+begun anew, with what it has.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from kvcache_otel.events import frames
 from kvcache_otel.events.ahead import Ahead
 from kvcache_otel.events.held import Held
 from kvcache_otel.events.recall import LOST, UNKNOWN, Recall, mark
+from kvcache_otel.events.replay import Replay, Request
+from kvcache_otel.events.suspects import Suspect, Suspects
+from kvcache_otel.events.terms import Limits
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from kvcache_otel.record.cells import Counter
+    from kvcache_otel.events.terms import Consumer, Counts
 
 _UNKNOWN = -1  # In place of a number: there is none yet.
 _NEAR = 64  # Numbers that suspicious batches may skip.
 _FAR = 2**24  # Numbers that nobody misses in one go: two days of a hundred batches a second.
 _PROOF = 3  # Suspicious batches in a row that prove a reset.
-_DEAF_AT_FIRST = 2.0  # Seconds for which a publisher is not asked again that has not answered for the first time.
 _TRUST = 1.0  # Seconds after a replay has shown that there was no reset, in which it is not asked again whether.
-
-
-class Consumer(Protocol):
-    """What a stream tells, in order. Nothing here may raise, nor call the stream."""
-
-    def apply(self, payload: bytes, /) -> object:
-        """Takes over the next batch."""
-
-    def reset(self) -> object:
-        """Forgets what the batches so far added up to: the publisher started again."""
-
-    def ask(self, start: int, /) -> object:
-        """Sends `frames.request` on a new socket, whose answers then go to `Stream.answer`.
-
-        New, because answers do not say which request they are for.
-        """
-
-    def hang_up(self) -> object:
-        """Closes that socket: nothing more is wanted from it."""
-
-
-class Counts(NamedTuple):
-    """Where a stream counts.
-
-    Attributes:
-        lost: Batches that were skipped and not recovered.
-        recovered: Batches that were missed and that replay brought.
-        duplicate: Batches that had been here before, or came when they were given up.
-        resets: Times that the numbers started again.
-        frame_count: Messages with too many frames or too few.
-        sequence_frame: Messages whose number could not be read, or meant nothing.
-    """
-
-    lost: Counter
-    recovered: Counter
-    duplicate: Counter
-    resets: Counter
-    frame_count: Counter
-    sequence_frame: Counter
-
-
-class Limits(NamedTuple):
-    """How long a stream waits, and for how much.
-
-    Attributes:
-        window: Batches that wait until a number counts as missing.
-        patience: Seconds that they wait.
-        held: Batches that wait while a replay is asked for.
-        held_bytes: Bytes of batches that wait, at any time.
-        silence: Seconds for which a replay may bring nothing new.
-        longest: Seconds that a replay may take in all, however often it is asked for the rest.
-        deaf: Seconds for which a publisher that did not answer is not asked again, once it has not for long; at first
-            it is two, and then twice as long each time.
-        doubt: Seconds of silence after which suspicious batches below next are a reset.
-        idle: Seconds after the last batch when replay is asked, once, whether it was the last.
-    """
-
-    window: int = 64
-    patience: float = 0.1
-    held: int = 10_000
-    held_bytes: int = 32 * 2**20
-    silence: float = 5.0
-    longest: float = 60.0
-    deaf: float = 60.0
-    doubt: float = 5.0
-    idle: float = 10.0
 
 
 class Stream:
@@ -143,14 +84,11 @@ class Stream:
         self.due = math.inf
         self._consumer = consumer
         self._apply = consumer.apply
-        self._replay = replay
-        self._limits = limits or Limits()
-        self._deaf_until = self._trusted_until = self._connected_at = -math.inf
-        self._deaf_for = 0.0
-        self._keeps = False  # It has answered: then it has its last batch, always.
-        self._busy = (
-            replay  # A batch must go the long way: something waits, is asked for or in doubt, or it is a first.
-        )
+        self._limits = limits = limits or Limits()
+        self._replay = Replay(replay, silence=limits.silence, longest=limits.longest, deaf=limits.deaf)
+        self._trusted_until = -math.inf
+        self._connected_at = self._broken_at = -math.inf  # What came before came from whoever was there then.
+        self._busy = replay  # A batch must go the long way: it is a first, or something waits, is asked or in doubt.
         self._held = Held()
         self._idle_at: float | None = None  # The last batch after which it was asked, since nothing came.
         self._start()
@@ -158,49 +96,39 @@ class Stream:
     def _start(self) -> None:
         """Knows nothing of the publisher's numbers."""
         self._next: int = _UNKNOWN
-        # Whether this batch, by its number and its mark, is still what it was: a new connection has not told yet.
+        # Whether this batch, by its number and its mark, is still what it was: what was asked has not been answered.
         self._question: tuple[int, int] | None = None
+        self._unsure = False  # What comes waits for what the replay says of it.
+        self._unsure_since = math.inf
         self._live = False  # Something came live that was applied: its replay knows the same sequence.
         self._joined: int | None = None  # From here on what is missing counts; None before anything came live.
+        self._late = False  # What was before that may be in the replay still, which has not answered.
         self._top: int = _UNKNOWN  # The highest number that came live and had to wait.
         self._since: float | None = None  # When the first that waits began to.
         self._recall = Recall()
-        self._suspects: list[tuple[int, bytes]] = []
-        self._evidence = self._proofs = 0  # How many of them prove something, and how many by their bytes.
-        self._doubted = math.inf  # When the last of them came, where all are below next.
+        self._suspects = Suspects()
         self._ahead = Ahead()
         self._ahead_next: int = _UNKNOWN  # Next, as the replay left it: as long as it is, copies may be on their way.
         self._ahead_until = math.inf
-        # The replay that is asked for.
-        self._asked: int | None = None
-        self._asked_next: int = _UNKNOWN
-        self._asked_top: int = _UNKNOWN
-        self._asked_all = False  # What did not come live either is taken, until something does.
-        self._unsure = False  # Whether there was a reset: what comes waits for what it says.
-        self._anything = False  # It has none of the batches that it must have, and is asked whether it has any.
-        self._answered = self._brought = False  # It has sent something that was asked for, or anything.
-        self._deadline = math.inf
-        self._last_call = math.inf
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> None:
         """The connection is there, or there again: with replay, sees whether anything was missed, and a reset."""
-        self._deaf_until, self._deaf_for = -math.inf, 0.0
         self._connected_at = now
-        if self._replay:
-            if self._asked is not None:
-                self._hang_up()
-            self._acquit()  # What was suspicious before is for the replay to tell.
-            known = self._recall.newest(self._next)
-            if self._question is None and known is not None:
-                self._question = known, self._recall.of(known, self._next)
+        if self._replay.there:
+            self._replay.connected()
+            self._hang_up()
+            self._wonder()
             self._ask(now, everything=True)
-            self._unsure = self._next != _UNKNOWN
+            if self._next != _UNKNOWN:
+                self._doubt(now)
             self._rest()
 
-    def disconnected(self) -> None:
+    def disconnected(self, now: float) -> None:
         """The connection is lost. Nobody is asked anything for being silent."""
+        self._connected_at = self._broken_at = now
+        self._replay.disconnected()
         self._idle_at = self.heard
         self._rest()
 
@@ -224,7 +152,7 @@ class Stream:
             self._recall.put(number, payload)
             self._apply(payload)
         else:
-            self._asked_all = False
+            self._replay.everything = False
             self._arrive(number, payload, now)
             self._rest()
 
@@ -235,18 +163,18 @@ class Stream:
             message: Its frames.
             now: As in `live`.
         """
-        if self._asked is None:
+        if self._replay.request is None:
             return
         try:
             batch = frames.answered(message)
         except frames.UnreadableFramesError as error:
             self._unreadable(error)
             return
-        self._deaf_for = 0.0
         if batch is None:
             self._ended(now, silent=False)
         else:
-            self._recover(*batch, now)
+            self._replay.heard(now)
+            self._recover(self._replay.request, *batch, now)
         self._rest()
 
     def tick(self, now: float) -> None:
@@ -255,23 +183,22 @@ class Stream:
         Args:
             now: As in `live`.
         """
-        if now >= self.due:
-            if now >= self._ahead_until:
-                self._came()
-            if self._asked is not None:
-                if now >= min(self._deadline, self._last_call):
-                    self._ended(now, silent=True)
-            elif now >= self._doubted + self._limits.doubt:
-                self._restart(self._suspects, now)
-            elif now >= self._idle_from:
-                self._idle_at = self.heard
-                if now >= self._deaf_until:
-                    self._ask(now, everything=True)
-            elif self._question is not None and now >= self._deaf_until:
+        if now < self.due:
+            return
+        if now >= self._ahead_until:
+            self._came()
+        if self._replay.request is not None:
+            if now >= min(self._replay.due, self._unsure_until):
+                self._ended(now, silent=True)
+        elif now >= self._suspects.since + self._limits.doubt:
+            self._restart(self._suspects.take(), now)
+        elif now >= min(self._idle_from, self._replay.again_at):
+            self._idle_at = self.heard
+            if self._replay.may_be_asked(now):
                 self._ask(now, everything=True)
-            else:
-                self._go_on(now)
-            self._rest()
+        else:
+            self._go_on(now)
+        self._rest()
 
     # -- live ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +214,7 @@ class Stream:
             self._old(number, payload, now)
             return
         elif number - self._next > _FAR:
-            self._suspect(number, payload, now)
+            self._suspect(Suspect(number, payload, now), now)
             return
         elif self._joined is None:
             self._joined = number
@@ -296,11 +223,11 @@ class Stream:
             if held == payload:
                 self.counts.duplicate.add(1)
             else:
-                self._suspect(number, payload, now)
+                self._suspect(Suspect(number, payload, now), now)
             return
         if not self._unsure:
-            if self._is_followed_by(number):
-                self._restart([*self._suspects, (number, payload)], now)
+            if self._suspects.proofs and self._suspects.followed_by(number, _NEAR):
+                self._restart([*self._suspects.take(), Suspect(number, payload, now)], now)
                 return
             self._acquit()
         if held is None:
@@ -322,97 +249,123 @@ class Stream:
         last = number == self._next - 1
         if number == 0 and not (last and found in (LOST, its)):
             self._acquit()
-            self._restart([(number, payload)], now)
+            self._restart([Suspect(number, payload, now)], now)
         elif found == its or (last and found == LOST):
             self.counts.duplicate.add(1)
         else:
-            self._suspect(number, payload, now)
+            self._suspect(Suspect(number, payload, now), now)
 
     # -- in doubt --------------------------------------------------------------------------------------------------
 
-    def _suspect(self, number: int, payload: bytes, now: float) -> None:
-        if (number, payload) in self._suspects:
+    def _suspect(self, suspect: Suspect, now: float) -> None:
+        suspects, number = self._suspects, suspect.number
+        if suspects.has(number, suspect.payload):
             self.counts.duplicate.add(1)
             return
-        if self._suspects and not (self._unsure or 0 < number - self._suspects[-1][0] <= _NEAR):
+        if not (self._unsure or suspects.followed_by(number, _NEAR)):
             self._acquit()
-        suspects = self._suspects
-        suspects.append((number, payload))
         found = self._recall.of(number, self._next) if number < self._next else UNKNOWN
-        self._evidence += found != LOST
-        self._proofs += found not in (LOST, UNKNOWN)
-        below = all(number < self._next for number, _ in suspects)
-        self._doubted = now if below and self._evidence else math.inf
-        if self._proofs == _PROOF or (self._evidence >= _PROOF and not self._may_ask(now)):
-            self._restart(suspects, now)
-        elif len(suspects) > _NEAR or sum(len(payload) for _, payload in suspects) > self._limits.held_bytes:
+        suspects.put(suspect, found, self._next)
+        may_ask = self._may_tell(now)
+        if suspects.proofs == _PROOF or (suspects.evidence >= _PROOF and not may_ask):
+            self._restart(suspects.take(), now)
+        elif len(suspects) > _NEAR or suspects.size > self._limits.held_bytes:
             self._acquit()
-        elif self._may_ask(now) and not self._unsure:
-            if self._asked is not None:
-                self._hang_up()
+        elif may_ask and not self._unsure:
+            self._hang_up()
             self._ask(now)
-            self._unsure = True
+            self._doubt(now)
 
-    def _is_followed_by(self, number: int) -> bool:
-        """Returns whether those that are suspicious, and then a number that is not, are a reset."""
-        return self._proofs > 0 and 0 < number - self._suspects[-1][0] <= _NEAR
-
-    def _may_ask(self, now: float) -> bool:
+    def _may_tell(self, now: float) -> bool:
         """Returns whether a replay may tell if there was a reset."""
-        answers = self._replay and self._live and now >= max(self._deaf_until, self._trusted_until)
-        return answers and self._recall.newest(self._next) is not None
+        may_be_asked = self._live and now >= self._trusted_until and self._replay.may_be_asked(now)
+        return may_be_asked and self._recall.newest(self._next) is not None
+
+    def _doubt(self, now: float) -> None:
+        """Lets what comes wait until the replay has told, or has been silent."""
+        if not self._unsure:
+            self._unsure, self._unsure_since = True, now
+
+    def _trust(self) -> None:
+        self._unsure, self._unsure_since = False, math.inf
+
+    @property
+    def _unsure_until(self) -> float:
+        return self._unsure_since + self._limits.silence
 
     def _acquit(self) -> None:
         """The publisher did not start again."""
-        for number, _ in self._suspects:
-            above = number > self._next + _FAR
-            (self.counts.sequence_frame if above else self.counts.duplicate).add(1)
-        self._suspects = []
-        self._evidence = self._proofs = 0
-        self._doubted = math.inf
+        for suspect in self._suspects.take():
+            self._pass_over(suspect)
+
+    def _pass_over(self, suspect: Suspect) -> None:
+        above = suspect.number > self._next + _FAR
+        (self.counts.sequence_frame if above else self.counts.duplicate).add(1)
+
+    def _same(self, now: float) -> None:
+        """The publisher is the same."""
+        self._trust()
+        self._question = None
+        self._acquit()
+        self._go_on(now)
 
     def _untold(self, now: float) -> None:
         """No replay says whether there was a reset: numbers have to."""
-        self._unsure = False
+        self._trust()
         self._trusted_until = max(self._trusted_until, now + _TRUST)
-        suspects, self._suspects = self._suspects, []
-        self._evidence = self._proofs = 0
         run = self._recall
-        for number, payload in suspects:
-            if self._recall is run:
-                self._suspect(number, payload, now)
+        for suspect in self._suspects.take():
+            if self._recall is not run:
+                self._arrive(suspect.number, suspect.payload, now)  # There was, by those before it.
+            elif suspect.came < self._connected_at:
+                self._pass_over(suspect)
             else:
-                self._arrive(number, payload, now)  # There was, by those before it.
+                self._suspect(suspect, now)
         if self._held and self._recall is run:
-            if self._is_followed_by(self._held.first):
+            if self._suspects.proofs and self._suspects.followed_by(self._held.first, _NEAR):
                 self._replaced(now)
             else:
                 self._acquit()
 
-    def _restart(self, batches: list[tuple[int, bytes]], now: float) -> None:
-        """Begins anew, with these batches."""
+    # -- begun anew --------------------------------------------------------------------------------------------------
+
+    def _restart(self, batches: Iterable[Suspect], now: float) -> None:
+        """Begins anew, with these batches: the publisher was reset."""
         self._came()
+        self._held.drop(self._unsure_since, self._broken_at)  # Nobody knows whose these are.
         while self._held:
             self._skip()
-        if self._asked is not None:
-            self._hang_up()
+        self._hang_up()
         self.counts.resets.add(1)
         self._consumer.reset()
         self._start()
-        for number, payload in batches:
-            self._arrive(number, payload, now)
-        if self._replay and not batches and now >= self._deaf_until:
+        for suspect in batches:
+            self._arrive(suspect.number, suspect.payload, now)
+        if not self._held and self._next == _UNKNOWN and self._replay.may_be_asked(now):
             self._ask(now, everything=True)
 
     def _replaced(self, now: float) -> None:
-        """Begins anew, with everything that has come since. What waited before the connection was lost is not of it."""
-        batches, held = self._suspects, self._held
-        while held:
-            came, number = held.since, held.first
-            payload = held.pop()
-            if came is not None and came >= self._connected_at:
-                batches.append((number, payload))
+        """Begins anew, with everything that has come by this connection. What waited before it was lost is not of it."""
+        batches = [suspect for suspect in self._suspects.take() if suspect.came >= self._connected_at]
+        batches += (Suspect(*one) for one in self._held.drop(self._connected_at))
         self._restart(batches, now)
+
+    def _contradicted(self, now: float) -> None:
+        """Begins anew, with what its replay has: what waits came from whoever was connected before, or by its side."""
+        self._trusted_until = now + _TRUST
+        self._held, self._suspects = Held(), Suspects()
+        if self._next != _UNKNOWN:
+            self._restart([], now)
+        else:
+            self._join_again(now)
+
+    def _join_again(self, now: float) -> None:
+        """Begins anew, with what its replay has, which has what came before the first that came live."""
+        self._held = Held()
+        self._hang_up()
+        self._consumer.forget()
+        self._start()
+        self._ask(now, everything=True)
 
     # -- what waits ------------------------------------------------------------------------------------------------
 
@@ -425,7 +378,7 @@ class Stream:
         if self._next != before:
             self._since = held.since
         while held:
-            if self._asked is not None:
+            if self._replay.request is not None:
                 if len(held) <= limits.held and held.size <= limits.held_bytes:
                     return
                 if self._unsure:
@@ -433,7 +386,7 @@ class Stream:
                 else:
                     self._skip()
                 continue
-            replay = self._replay and now >= self._deaf_until
+            replay = self._replay.may_be_asked(now)
             if self._since is None:
                 self._since = now
             waited = now >= self._since + limits.patience
@@ -461,6 +414,7 @@ class Stream:
         first = self._held.first
         if self._next == _UNKNOWN:
             self._next = self._joined = first
+            self._late = self._replay.unanswered
         self._miss(first)
         self._drain()
 
@@ -473,64 +427,62 @@ class Stream:
 
     def _rest(self) -> None:
         """Sees what is left to be done."""
+        replay = self._replay
         if not self._held:
             self._since = None
-            wanted = self._joined is None or self._asked_all or self._unsure or self._question is not None
-            if self._asked is not None and not wanted:
+            if not (self._joined is None or replay.everything or self._unsure or self._question or self._late):
                 self._hang_up()
-        idle = self._idle_from
-        first = self._replay and (not self._live or self.heard == self._idle_at)  # Of a sequence, or after silence.
-        self._busy = bool(self._held or self._suspects) or self._asked is not None or first
-        if self._asked is not None:
-            self.due = min(self._deadline, self._last_call)
+        first = replay.there and (not self._live or self.heard == self._idle_at)  # Of a sequence, or after silence.
+        self._busy = bool(self._held or self._suspects) or replay.request is not None or first
+        if replay.request is not None:
+            self.due = min(replay.due, self._unsure_until)
         else:
-            self.due = min(self._doubted + self._limits.doubt, idle)
+            self.due = min(self._suspects.since + self._limits.doubt, self._idle_from, replay.again_at)
             if self._since is not None:
                 self.due = min(self.due, self._since + self._limits.patience)
-            if self._question is not None:
-                self.due = min(self.due, self._deaf_until)
         self.due = min(self.due, self._ahead_until)
 
     @property
     def _idle_from(self) -> float:
         """When it is asked whether the last batch was the last; infinite where it was asked, and nothing has come."""
-        if not self._replay or self._next == _UNKNOWN or self.heard is None or self.heard == self._idle_at:
+        if not self._replay.there or self._next == _UNKNOWN or self.heard is None or self.heard == self._idle_at:
             return math.inf
         return self.heard + self._limits.idle
 
     # -- replay ----------------------------------------------------------------------------------------------------
 
     def _ask(self, now: float, *, everything: bool = False, again: bool = False, anything: bool = False) -> None:
-        self._asked = max(self._next, 0)
-        self._asked_next = self._next
-        self._asked_top = self._held.last if self._held else self._next - 1
-        self._asked_all, self._anything = everything, anything
-        self._answered = self._brought = False
-        self._deadline = now + self._limits.silence
-        if not again:
-            self._last_call = now + self._limits.longest
+        top = self._held.last if self._held else self._next - 1
+        self._replay.ask(Request(self._next, top, anything), now, everything=everything, again=again)
         # With the last one that is known: if that is another now, so are all before it.
-        if anything:
-            known = 0
+        if anything or self._late:
+            start = 0
         elif self._question is not None:
-            known, _ = self._question
+            start, _ = self._question
         else:
-            known = self._recall.newest(self._next)
-        self._consumer.ask(self._asked if known is None else known)
+            start = self._recall.newest(self._next)
+        self._consumer.ask(max(self._next, 0) if start is None else start)
+
+    def _wonder(self) -> None:
+        """Keeps in mind what the last batch is that is known, until the replay has told whether it still is."""
+        known = self._recall.newest(self._next)
+        if self._question is None and known is not None:
+            self._question = known, self._recall.of(known, self._next)
 
     def _hang_up(self) -> None:
-        self._asked, self._unsure = None, False
-        self._consumer.hang_up()
+        if self._replay.request is not None:
+            self._replay.request = None
+            self._consumer.hang_up()
 
-    def _recover(self, number: int, payload: bytes, now: float) -> None:
+    def _recover(self, request: Request, number: int, payload: bytes, now: float) -> None:
         """Takes a batch that is missing. One that did not come live yet either is left to come, once anything has."""
-        if self._asked is None:
-            return
-        self._keeps = self._brought = True
-        if self._anything:
+        if request.anything:
             self._replaced(now)
             return
-        if number < self._asked:
+        if self._late and number < self._since_joined:
+            self._join_again(now)
+            return
+        if number < request.next:
             self._compare(number, payload, now)
             return
         waiting = self._held.get(number)
@@ -539,15 +491,15 @@ class Stream:
             return
         if self._unsure:  # It does not have the one that is known any more.
             self._same(now)
-        if not self._answered:
-            self._answered = True
+        if not self._replay.begun:
+            self._replay.begun = True
             self._begin(number)
         if number < self._next:
             self._compare(number, payload, now)
             return
         if waiting is not None:
             return
-        early = number > self._top and (self._asked_all or self._joined is None)
+        early = number > self._top and (self._replay.everything or self._joined is None)
         if number - self._next > _FAR or not (early or number <= self._top):
             return
         if early and self._ahead.put(number, mark(payload)):
@@ -555,7 +507,7 @@ class Stream:
         elif number >= self._since_joined:
             self.counts.recovered.add(1)
         self._held.put(number, payload, now)
-        self._deadline = now + self._limits.silence
+        self._replay.went_on(now)
         self._go_on(now)
         if early:
             self._ahead_next = self._next
@@ -572,23 +524,6 @@ class Stream:
         elif self._unsure:
             self._trusted_until = now + _TRUST
             self._same(now)
-
-    def _contradicted(self, now: float) -> None:
-        """Begins anew, with what its replay has: what waits came from whoever was connected before, or by its side."""
-        self._trusted_until = now + _TRUST
-        applied = self._next != _UNKNOWN
-        self._held, self._suspects = Held(), []
-        if applied:
-            self._restart([], now)
-        else:
-            self._hang_up()
-            self._start()
-            self._ask(now, everything=True)
-
-    def _same(self, now: float) -> None:
-        self._unsure, self._question = False, None
-        self._acquit()
-        self._go_on(now)
 
     @property
     def _since_joined(self) -> float:
@@ -615,42 +550,36 @@ class Stream:
 
     def _ended(self, now: float, *, silent: bool) -> None:
         """Goes on after a replay, be it over or not: asks for the rest if that may help, and else gives it up."""
-        held, asked_top = self._held, self._asked_top
-        progress = self._next > self._asked_next
+        replay, request, held = self._replay, self._replay.request, self._held
+        assert request is not None
+        progress = self._next > request.next
         nothing = silent and not progress
-        unsure, anything, gone = self._unsure, self._anything, not (silent or self._brought)
+        gone = not (silent or replay.brought)
         self._hang_up()
-        if not silent:
-            self._question = None
-        if unsure:
-            if gone and self._keeps:
+        if silent:
+            self._wonder()
+            replay.fell_silent(progress=progress, waits=self._unsure or bool(held), now=now)
+        else:
+            self._question, self._late = None, False
+            replay.answered()
+        if self._unsure:
+            if gone and replay.keeps:
                 self._replaced(now)
-                return
-            if gone and not anything:
+            elif gone and not request.anything:
                 self._ask(now, again=True, anything=True)
-                self._unsure = True
-                return
-            if nothing:
-                self._turn_deaf(now)
-            self._untold(now)
-            self._go_on(now)
+            else:
+                self._untold(now)
+                self._go_on(now)
             return
-        late = now >= self._last_call
-        if held and (late or not (progress or held.first > asked_top)):
-            if nothing:
-                self._turn_deaf(now)
+        late = replay.is_late(now)
+        if held and (late or not (progress or held.first > request.top)):
             # All that was sent before the request was in the answer, or is gone.
-            while held and (late or nothing or held.first <= asked_top):
+            while held and (late or nothing or held.first <= request.top):
                 self._skip()
         if held:
             self._ask(now, again=True)
         elif self._joined is None and self._next != _UNKNOWN:
             self._joined = self._next
-
-    def _turn_deaf(self, now: float) -> None:
-        """Asks nobody for a while who has not answered."""
-        self._deaf_for = min(max(2 * self._deaf_for, _DEAF_AT_FIRST), self._limits.deaf)
-        self._deaf_until = now + self._deaf_for
 
     def _unreadable(self, error: frames.UnreadableFramesError) -> None:
         counts = self.counts

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvcache_otel.events.names import Names
     from kvcache_otel.events.room import Share
     from kvcache_otel.events.source import Source
-    from kvcache_otel.events.stream import Limits
+    from kvcache_otel.events.terms import Limits
     from kvcache_otel.events.worker import Worker
     from kvcache_otel.record.recorder import Recorder
 
@@ -378,7 +378,7 @@ class Subscription:
             if not self.connections:
                 self._silent_until = float("inf")
                 for feed in self.feeds.values():
-                    feed.stream.disconnected()
+                    feed.stream.disconnected(now)
             if not self.source.binds:
                 self._broken_off = now + BROKEN_OFF_SECONDS
             self.tell(
