@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kvcache_otel.events.frames import END
-from kvcache_otel.events.stream import Stream
 from kvcache_otel.events.terms import Limits
 from tests.events.stream_driver import Driver, frame
+
+if TYPE_CHECKING:
+    from kvcache_otel.events.stream import Stream
 
 
 class Publisher:
     """A publisher that keeps everything, and a connection to it that is cut now and then."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, deaf: float = 0.0) -> None:
+        """Args:
+        seed: Of all that is random.
+        deaf: How likely its replay is silent while it waits.
+        """
+        self.deaf = deaf
         self.random = random.Random(seed)
         self.driver = Driver(replay=True, limits=Limits(silence=2.0))
         self.life = 0
@@ -51,8 +59,11 @@ class Publisher:
                 self.stream.answer([b"", *answer], driver.now)
 
     def wait(self, seconds: float) -> None:
+        silent = self.random.random() < self.deaf
         for _ in range(round(seconds / 0.05)):
             self.driver.wait(0.05)
+            if silent:
+                continue
             if not self.slow or self.random.random() < 0.3:
                 self.answer()
 
@@ -103,4 +114,21 @@ def test_at_rest_everything_is_known_and_nothing_is_counted_that_was_not(seed: i
     assert driver.runs[-1] == publisher.batches
     assert driver.counted().keys() <= {"resets", "recovered"}
     assert driver.counts.resets.value == publisher.restarts
+    assert driver.asked is None
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_with_a_replay_that_is_silent_at_times_what_is_not_known_is_lost(seed: int) -> None:
+    publisher = Publisher(seed, deaf=0.4)
+    for _ in range(publisher.random.randrange(3, 14)):
+        publisher.random.choices((publisher.talk, publisher.cut, publisher.restart), (5, 3, 2))[0]()
+    publisher.deaf = 0.0
+    publisher.wait(130)
+    publisher.send()  # One that has said nothing since it started again cannot be told from one that keeps nothing.
+    publisher.wait(130)
+    driver = publisher.driver
+    applied = driver.runs[-1]
+    assert applied == [one for one in publisher.batches if one in applied]  # In order, once, of this life alone.
+    assert len(publisher.batches) - len(applied) <= driver.counts.lost.value
+    assert driver.counts.resets.value <= publisher.restarts  # Of a life that was never told apart there is none.
     assert driver.asked is None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections import deque
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache_otel.events.frames import END
-from kvcache_otel.events.stream import Stream
 from kvcache_otel.events.terms import Limits
 from tests.events.stream_driver import LIMITS, Driver, batch, frame, parsed
+
+if TYPE_CHECKING:
+    from kvcache_otel.events.stream import Stream
 
 SEEDS = range(40)
 

@@ -102,7 +102,8 @@ class Stream:
         self._unsure_since = math.inf
         self._live = False  # Something came live that was applied: its replay knows the same sequence.
         self._joined: int | None = None  # From here on what is missing counts; None before anything came live.
-        self._late = False  # What was before that may be in the replay still, which has not answered.
+        self._late = False  # The replay may still have what was before that: it had not answered.
+        self._has_earlier = False  # It has.
         self._top: int = _UNKNOWN  # The highest number that came live and had to wait.
         self._since: float | None = None  # When the first that waits began to.
         self._recall = Recall()
@@ -127,9 +128,12 @@ class Stream:
 
     def disconnected(self, now: float) -> None:
         """The connection is lost. Nobody is asked anything for being silent."""
-        self._connected_at = self._broken_at = now
+        self._connected_at = self._broken_at = math.nextafter(now, math.inf)  # What has just come is from before.
         self._replay.disconnected()
         self._idle_at = self.heard
+        if self._next == _UNKNOWN:  # What waits for the first answer must not be taken for the next publisher's.
+            while self._held:
+                self._skip()
         self._rest()
 
     def live(self, message: Sequence[bytes], now: float) -> None:
@@ -345,7 +349,7 @@ class Stream:
             self._ask(now, everything=True)
 
     def _replaced(self, now: float) -> None:
-        """Begins anew, with everything that has come by this connection. What waited before it was lost is not of it."""
+        """Begins anew, with all that has come by this connection. What waited before it was lost is not of it."""
         batches = [suspect for suspect in self._suspects.take() if suspect.came >= self._connected_at]
         batches += (Suspect(*one) for one in self._held.drop(self._connected_at))
         self._restart(batches, now)
@@ -414,7 +418,7 @@ class Stream:
         first = self._held.first
         if self._next == _UNKNOWN:
             self._next = self._joined = first
-            self._late = self._replay.unanswered
+            self._late = self._replay.unanswered or self._replay.request is not None
         self._miss(first)
         self._drain()
 
@@ -480,7 +484,7 @@ class Stream:
             self._replaced(now)
             return
         if self._late and number < self._since_joined:
-            self._join_again(now)
+            self._has_earlier = True
             return
         if number < request.next:
             self._compare(number, payload, now)
@@ -521,6 +525,8 @@ class Stream:
             return
         if found != mark(payload):
             self._replaced(now)
+        elif self._has_earlier:
+            self._join_again(now)
         elif self._unsure:
             self._trusted_until = now + _TRUST
             self._same(now)
@@ -562,6 +568,9 @@ class Stream:
         else:
             self._question, self._late = None, False
             replay.answered()
+            if self._has_earlier:
+                self._join_again(now)
+                return
         if self._unsure:
             if gone and replay.keeps:
                 self._replaced(now)

@@ -13,8 +13,8 @@ import zmq
 
 from kvcache_otel.events.few import Few
 from kvcache_otel.events.names import Names
-from kvcache_otel.events.terms import Limits
 from kvcache_otel.events.subscription import LEAST_HELD, Subscription
+from kvcache_otel.events.terms import Limits
 from kvcache_otel.record.labels import printable
 
 if TYPE_CHECKING:
