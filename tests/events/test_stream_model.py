@@ -287,7 +287,7 @@ def test_whatever_comes_a_stream_goes_on(replay: bool, calls: list[tuple[str, ob
 
 def check_bounds(stream: Stream, driver: Driver) -> None:
     """What a stream keeps is bounded, by what its limits say and a few more."""
-    held = stream._held  # pyright: ignore[reportPrivateUsage]
+    held = stream._line.held  # pyright: ignore[reportPrivateUsage]
     assert len(held) <= SMALL.held
     assert held.size <= SMALL.held_bytes
     assert len(stream._suspects) <= 66  # pyright: ignore[reportPrivateUsage]
@@ -300,7 +300,9 @@ def test_random_numbers_at_full_speed(seed: int) -> None:
     rng = random.Random(seed)
     driver = Driver(replay=seed % 2 == 0, limits=SMALL)
     for _ in range(3000):
-        number = rng.choice((rng.getrandbits(64), rng.getrandbits(32), rng.randrange(100), driver.stream._next + 1))  # pyright: ignore[reportPrivateUsage]
+        number = rng.choice(
+            (rng.getrandbits(64), rng.getrandbits(32), rng.randrange(100), driver.stream._line.next + 1)
+        )  # pyright: ignore[reportPrivateUsage]
         message = [b"", frame(number), rng.randbytes(rng.randrange(80))]
         (driver.stream.answer if rng.random() < 0.3 else driver.stream.live)(message, driver.now)
         if rng.random() < 0.1:

@@ -42,8 +42,8 @@ from typing import TYPE_CHECKING
 
 from kvcache_otel.events import frames
 from kvcache_otel.events.ahead import Ahead
-from kvcache_otel.events.held import Held
-from kvcache_otel.events.recall import LOST, UNKNOWN, Recall, mark
+from kvcache_otel.events.line import Line
+from kvcache_otel.events.recall import LOST, mark
 from kvcache_otel.events.replay import Replay, Request
 from kvcache_otel.events.suspects import Suspect, Suspects
 from kvcache_otel.events.terms import Limits
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from kvcache_otel.events.terms import Consumer, Counts
 
-_UNKNOWN = -1  # In place of a number: there is none yet.
 _NEAR = 64  # Numbers that suspicious batches may skip.
 _FAR = 2**24  # Numbers that nobody misses in one go: two days of a hundred batches a second.
 _PROOF = 3  # Suspicious batches in a row that prove a reset.
@@ -89,27 +88,24 @@ class Stream:
         self._trusted_until = -math.inf
         self._connected_at = self._broken_at = -math.inf  # What came before came from whoever was there then.
         self._busy = replay  # A batch must go the long way: it is a first, or something waits, is asked or in doubt.
-        self._held = Held()
         self._idle_at: float | None = None  # The last batch after which it was asked, since nothing came.
         self._start()
 
     def _start(self) -> None:
         """Knows nothing of the publisher's numbers."""
-        self._next: int = _UNKNOWN
+        self._line = Line(self._apply)
         # Whether this batch, by its number and its mark, is still what it was: what was asked has not been answered.
         self._question: tuple[int, int] | None = None
         self._unsure = False  # What comes waits for what the replay says of it.
         self._unsure_since = math.inf
         self._live = False  # Something came live that was applied: its replay knows the same sequence.
-        self._joined: int | None = None  # From here on what is missing counts; None before anything came live.
         self._late = False  # The replay may still have what was before that: it had not answered.
         self._has_earlier = False  # It has.
-        self._top: int = _UNKNOWN  # The highest number that came live and had to wait.
-        self._since: float | None = None  # When the first that waits began to.
-        self._recall = Recall()
         self._suspects = Suspects()
         self._ahead = Ahead()
-        self._ahead_next: int = _UNKNOWN  # Next, as the replay left it: as long as it is, copies may be on their way.
+        self._ahead_next: int | None = (
+            None  # Next, as the replay left it: as long as it is, copies may be on their way.
+        )
         self._ahead_until = math.inf
 
     # -- what comes in ---------------------------------------------------------------------------------------------
@@ -122,7 +118,7 @@ class Stream:
             self._hang_up()
             self._wonder()
             self._ask(now, everything=True)
-            if self._next != _UNKNOWN:
+            if self._line:
                 self._doubt(now)
             self._rest()
 
@@ -131,8 +127,8 @@ class Stream:
         self._connected_at = self._broken_at = math.nextafter(now, math.inf)  # What has just come is from before.
         self._replay.disconnected()
         self._idle_at = self.heard
-        if self._next == _UNKNOWN:  # What waits for the first answer must not be taken for the next publisher's.
-            while self._held:
+        if not self._line:  # What waits for the first answer must not be taken for the next publisher's.
+            while self._line.held:
                 self._skip()
         self._rest()
 
@@ -151,10 +147,8 @@ class Stream:
         self.heard = now
         if number is None:
             self._apply(payload)
-        elif number == self._next and not self._busy:
-            self._next = number + 1
-            self._recall.put(number, payload)
-            self._apply(payload)
+        elif number == self._line.next and not self._busy:
+            self._line.follow(payload)
         else:
             self._replay.everything = False
             self._arrive(number, payload, now)
@@ -207,50 +201,52 @@ class Stream:
     # -- live ------------------------------------------------------------------------------------------------------
 
     def _arrive(self, number: int, payload: bytes, now: float) -> None:
-        if self._next == _UNKNOWN:
-            if self._held and not -_NEAR <= number - self._held.first <= _FAR:
+        line = self._line
+        if not line:
+            if line.held and not -_NEAR <= number - line.held.first <= _FAR:
                 self._skip()  # The two are not of one sequence.
                 self._arrive(number, payload, now)
                 return
             if number == 0:
-                self._next = self._joined = 0
-        elif number < self._next:
+                line.next = line.joined = 0
+        elif number < line.next:
             self._old(number, payload, now)
             return
-        elif number - self._next > _FAR:
+        elif number - line.next > _FAR:
             self._suspect(Suspect(number, payload, now), now)
             return
-        elif self._joined is None:
-            self._joined = number
-        held = self._held.get(number)
-        if held is not None and number <= self._top:
+        elif line.joined is None:
+            line.joined = number
+        held = line.held.get(number)
+        if held is not None and number <= line.top:
             if held == payload:
                 self.counts.duplicate.add(1)
             else:
                 self._suspect(Suspect(number, payload, now), now)
             return
         if not self._unsure:
-            if self._suspects.proofs and self._suspects.followed_by(number, _NEAR):
+            if self._is_followed_by(number):
                 self._restart([*self._suspects.take(), Suspect(number, payload, now)], now)
                 return
             self._acquit()
         if held is None:
-            self._held.put(number, payload, now)
+            line.held.put(number, payload, now)
         self._live = True
-        self._top = max(self._top, number)
+        line.top = max(line.top, number)
         self._go_on(now)
 
     def _old(self, number: int, payload: bytes, now: float) -> None:
-        found, its = self._recall.of(number, self._next), mark(payload)
-        if self._next == self._ahead_next and number > self._top:
-            missed = self._ahead.take(number, its, self._since_joined)
+        line = self._line
+        found, its = line.mark(number), mark(payload)
+        if line.next == self._ahead_next and number > line.top:
+            missed = self._ahead.take(number, its, self._counted_from)
             if missed is not None:
                 self.counts.recovered.add(missed)
-                self._top, self._live = number, True
-                if self._joined is None:
-                    self._joined = self._next
+                line.top, self._live = number, True
+                if line.joined is None:
+                    line.joined = line.next
                 return
-        last = number == self._next - 1
+        last = number == line.next - 1
         if number == 0 and not (last and found in (LOST, its)):
             self._acquit()
             self._restart([Suspect(number, payload, now)], now)
@@ -268,8 +264,7 @@ class Stream:
             return
         if not (self._unsure or suspects.followed_by(number, _NEAR)):
             self._acquit()
-        found = self._recall.of(number, self._next) if number < self._next else UNKNOWN
-        suspects.put(suspect, found, self._next)
+        suspects.put(suspect, self._line.mark(number), self._line.next)
         may_ask = self._may_tell(now)
         if suspects.proofs == _PROOF or (suspects.evidence >= _PROOF and not may_ask):
             self._restart(suspects.take(), now)
@@ -283,7 +278,11 @@ class Stream:
     def _may_tell(self, now: float) -> bool:
         """Returns whether a replay may tell if there was a reset."""
         may_be_asked = self._live and now >= self._trusted_until and self._replay.may_be_asked(now)
-        return may_be_asked and self._recall.newest(self._next) is not None
+        return may_be_asked and self._line.known is not None
+
+    def _is_followed_by(self, number: int) -> bool:
+        """Returns whether those that are suspicious, and then a number that is not, are a reset."""
+        return self._suspects.proofs > 0 and self._suspects.followed_by(number, _NEAR)
 
     def _doubt(self, now: float) -> None:
         """Lets what comes wait until the replay has told, or has been silent."""
@@ -303,7 +302,7 @@ class Stream:
             self._pass_over(suspect)
 
     def _pass_over(self, suspect: Suspect) -> None:
-        above = suspect.number > self._next + _FAR
+        above = suspect.number > self._line.next + _FAR
         (self.counts.sequence_frame if above else self.counts.duplicate).add(1)
 
     def _same(self, now: float) -> None:
@@ -317,16 +316,16 @@ class Stream:
         """No replay says whether there was a reset: numbers have to."""
         self._trust()
         self._trusted_until = max(self._trusted_until, now + _TRUST)
-        run = self._recall
+        line = self._line
         for suspect in self._suspects.take():
-            if self._recall is not run:
+            if self._line is not line:
                 self._arrive(suspect.number, suspect.payload, now)  # There was, by those before it.
             elif suspect.came < self._connected_at:
                 self._pass_over(suspect)
             else:
                 self._suspect(suspect, now)
-        if self._held and self._recall is run:
-            if self._suspects.proofs and self._suspects.followed_by(self._held.first, _NEAR):
+        if line.held and self._line is line:
+            if self._is_followed_by(line.held.first):
                 self._replaced(now)
             else:
                 self._acquit()
@@ -336,8 +335,8 @@ class Stream:
     def _restart(self, batches: Iterable[Suspect], now: float) -> None:
         """Begins anew, with these batches: the publisher was reset."""
         self._came()
-        self._held.drop(self._unsure_since, self._broken_at)  # Nobody knows whose these are.
-        while self._held:
+        self._line.held.drop(self._unsure_since, self._broken_at)  # Nobody knows whose these are.
+        while self._line.held:
             self._skip()
         self._hang_up()
         self.counts.resets.add(1)
@@ -345,27 +344,27 @@ class Stream:
         self._start()
         for suspect in batches:
             self._arrive(suspect.number, suspect.payload, now)
-        if not self._held and self._next == _UNKNOWN and self._replay.may_be_asked(now):
+        if not (self._line or self._line.held) and self._replay.may_be_asked(now):
             self._ask(now, everything=True)
 
     def _replaced(self, now: float) -> None:
         """Begins anew, with all that has come by this connection. What waited before it was lost is not of it."""
         batches = [suspect for suspect in self._suspects.take() if suspect.came >= self._connected_at]
-        batches += (Suspect(*one) for one in self._held.drop(self._connected_at))
+        batches += (Suspect(*one) for one in self._line.held.drop(self._connected_at))
         self._restart(batches, now)
 
     def _contradicted(self, now: float) -> None:
         """Begins anew, with what its replay has: what waits came from whoever was connected before, or by its side."""
         self._trusted_until = now + _TRUST
-        self._held, self._suspects = Held(), Suspects()
-        if self._next != _UNKNOWN:
+        if self._line:
+            self._line.held.drop(-math.inf)
+            self._suspects.take()
             self._restart([], now)
         else:
             self._join_again(now)
 
     def _join_again(self, now: float) -> None:
         """Begins anew, with what its replay has, which has what came before the first that came live."""
-        self._held = Held()
         self._hang_up()
         self._consumer.forget()
         self._start()
@@ -375,103 +374,87 @@ class Stream:
 
     def _go_on(self, now: float) -> None:
         """Applies what can be; if something still waits, sees whether it has waited long enough."""
-        before = self._next
-        limits, held = self._limits, self._held
+        line, limits, before = self._line, self._limits, self._line.next
         if not self._unsure:
-            self._drain()
-        if self._next != before:
-            self._since = held.since
-        while held:
+            line.drain()
+        if line.next != before:
+            line.since = line.held.since
+        while line.held:
+            held = line.held
             if self._replay.request is not None:
                 if len(held) <= limits.held and held.size <= limits.held_bytes:
                     return
                 if self._unsure:
                     self._untold(now)
+                    line = self._line
                 else:
                     self._skip()
                 continue
             replay = self._replay.may_be_asked(now)
-            if self._since is None:
-                self._since = now
-            waited = now >= self._since + limits.patience
+            if line.since is None:
+                line.since = now
+            waited = now >= line.since + limits.patience
             if waited or len(held) >= limits.window or held.size > limits.held_bytes:
                 if replay:
                     self._ask(now)
                 else:
                     self._skip()
-                    self._since = held.since
-            elif replay and self._next == _UNKNOWN:
+                    line.since = held.since
+            elif replay and not line:
                 self._ask(now)
             else:
                 return
 
-    def _drain(self) -> None:
-        held = self._held
-        while held and held.first == self._next:
-            self._next += 1
-            payload = held.pop()
-            self._recall.put(self._next - 1, payload)
-            self._apply(payload)
-
     def _skip(self) -> None:
         """Gives up what is missing before the first batch that waits."""
-        first = self._held.first
-        if self._next == _UNKNOWN:
-            self._next = self._joined = first
+        if not self._line:
             self._late = self._replay.unanswered or self._replay.request is not None
-        self._miss(first)
-        self._drain()
-
-    def _miss(self, end: int) -> None:
-        """Gives up everything from next on, up to a number."""
-        if self._joined is not None:
-            self.counts.lost.add(max(end - max(self._next, self._joined), 0))
-        self._recall.lose(self._next, end)
-        self._next = end
+        self.counts.lost.add(self._line.skip())
 
     def _rest(self) -> None:
         """Sees what is left to be done."""
-        replay = self._replay
-        if not self._held:
-            self._since = None
-            if not (self._joined is None or replay.everything or self._unsure or self._question or self._late):
+        replay, line = self._replay, self._line
+        if not line.held:
+            line.since = None
+            if not (line.joined is None or replay.everything or self._unsure or self._question or self._late):
                 self._hang_up()
         first = replay.there and (not self._live or self.heard == self._idle_at)  # Of a sequence, or after silence.
-        self._busy = bool(self._held or self._suspects) or replay.request is not None or first
+        self._busy = bool(line.held or self._suspects) or replay.request is not None or first
         if replay.request is not None:
             self.due = min(replay.due, self._unsure_until)
         else:
             self.due = min(self._suspects.since + self._limits.doubt, self._idle_from, replay.again_at)
-            if self._since is not None:
-                self.due = min(self.due, self._since + self._limits.patience)
+            if line.since is not None:
+                self.due = min(self.due, line.since + self._limits.patience)
         self.due = min(self.due, self._ahead_until)
 
     @property
     def _idle_from(self) -> float:
         """When it is asked whether the last batch was the last; infinite where it was asked, and nothing has come."""
-        if not self._replay.there or self._next == _UNKNOWN or self.heard is None or self.heard == self._idle_at:
+        if not (self._replay.there and self._line) or self.heard is None or self.heard == self._idle_at:
             return math.inf
         return self.heard + self._limits.idle
 
     # -- replay ----------------------------------------------------------------------------------------------------
 
     def _ask(self, now: float, *, everything: bool = False, again: bool = False, anything: bool = False) -> None:
-        top = self._held.last if self._held else self._next - 1
-        self._replay.ask(Request(self._next, top, anything), now, everything=everything, again=again)
+        line = self._line
+        top = line.held.last if line.held else line.next - 1
+        self._replay.ask(Request(line.next, top, anything), now, everything=everything, again=again)
         # With the last one that is known: if that is another now, so are all before it.
         if anything or self._late:
             start = 0
         elif self._question is not None:
             start, _ = self._question
         else:
-            start = self._recall.newest(self._next)
-        self._consumer.ask(max(self._next, 0) if start is None else start)
+            start = line.known
+        self._consumer.ask(max(line.next, 0) if start is None else start)
 
     def _wonder(self) -> None:
         """Keeps in mind what the last batch is that is known, until the replay has told whether it still is."""
-        known = self._recall.newest(self._next)
+        known = self._line.known
         if self._question is None and known is not None:
-            self._question = known, self._recall.of(known, self._next)
+            self._question = known, self._line.mark(known)
 
     def _hang_up(self) -> None:
         if self._replay.request is not None:
@@ -483,47 +466,48 @@ class Stream:
         if request.anything:
             self._replaced(now)
             return
-        if self._late and number < self._since_joined:
+        line, replay = self._line, self._replay
+        if self._late and not line.counts(number):
             self._has_earlier = True
             return
         if number < request.next:
             self._compare(number, payload, now)
             return
-        waiting = self._held.get(number)
+        waiting = line.held.get(number)
         if waiting not in (None, payload) and now >= self._trusted_until:
             self._contradicted(now)
             return
         if self._unsure:  # It does not have the one that is known any more.
             self._same(now)
-        if not self._replay.begun:
-            self._replay.begun = True
-            self._begin(number)
-        if number < self._next:
+        if not replay.begun:
+            replay.begun = True
+            self.counts.lost.add(line.begin(number))
+        if number < line.next:
             self._compare(number, payload, now)
             return
         if waiting is not None:
             return
-        early = number > self._top and (self._replay.everything or self._joined is None)
-        if number - self._next > _FAR or not (early or number <= self._top):
+        early = number > line.top and (replay.everything or line.joined is None)
+        if number - line.next > _FAR or not (early or number <= line.top):
             return
         if early and self._ahead.put(number, mark(payload)):
             self._ahead_until = now + self._limits.silence
-        elif number >= self._since_joined:
+        elif line.counts(number):
             self.counts.recovered.add(1)
-        self._held.put(number, payload, now)
-        self._replay.went_on(now)
+        line.held.put(number, payload, now)
+        replay.went_on(now)
         self._go_on(now)
         if early:
-            self._ahead_next = self._next
+            self._ahead_next = self._line.next
 
     def _compare(self, number: int, payload: bytes, now: float) -> None:
         """Takes a batch again that is known; if it is another, the publisher has started again meanwhile."""
-        found = self._recall.of(number, self._next)
+        was = self._line.was(number)
         if self._question is not None and self._question[0] == number:
-            (_, found), self._question = self._question, None
-        if found in (UNKNOWN, LOST):
+            (_, was), self._question = self._question, None
+        if was is None:
             return
-        if found != mark(payload):
+        if was != mark(payload):
             self._replaced(now)
         elif self._has_earlier:
             self._join_again(now)
@@ -532,39 +516,25 @@ class Stream:
             self._same(now)
 
     @property
-    def _since_joined(self) -> float:
-        return math.inf if self._joined is None else self._joined
+    def _counted_from(self) -> float:
+        return math.inf if self._line.joined is None else self._line.joined
 
     def _came(self) -> None:
         """What a replay brought before it came live, and did not come since, was missed."""
-        self.counts.recovered.add(self._ahead.rest(self._since_joined))
-        self._ahead_next, self._ahead_until = _UNKNOWN, math.inf
-
-    def _begin(self, number: int) -> None:
-        """Takes the first answer's number: the publisher does not have anything below it any more."""
-        held = self._held
-        if self._next == _UNKNOWN:
-            if held:
-                self._joined = held.first
-            self._next = number if self._joined is None else min(number, self._joined)
-        while held and self._next < number:
-            if held.first <= number:
-                self._skip()
-            else:
-                self._miss(number)
-        self._drain()
+        self.counts.recovered.add(self._ahead.rest(self._counted_from))
+        self._ahead_next, self._ahead_until = None, math.inf
 
     def _ended(self, now: float, *, silent: bool) -> None:
         """Goes on after a replay, be it over or not: asks for the rest if that may help, and else gives it up."""
-        replay, request, held = self._replay, self._replay.request, self._held
+        line, replay, request = self._line, self._replay, self._replay.request
         assert request is not None
-        progress = self._next > request.next
+        progress = line.next > request.next
         nothing = silent and not progress
         gone = not (silent or replay.brought)
         self._hang_up()
         if silent:
             self._wonder()
-            replay.fell_silent(progress=progress, waits=self._unsure or bool(held), now=now)
+            replay.fell_silent(progress=progress, waits=self._unsure or bool(line.held), now=now)
         else:
             self._question, self._late = None, False
             replay.answered()
@@ -580,15 +550,15 @@ class Stream:
                 self._untold(now)
                 self._go_on(now)
             return
-        late = replay.is_late(now)
+        late, held = replay.is_late(now), line.held
         if held and (late or not (progress or held.first > request.top)):
             # All that was sent before the request was in the answer, or is gone.
             while held and (late or nothing or held.first <= request.top):
                 self._skip()
         if held:
             self._ask(now, again=True)
-        elif self._joined is None and self._next != _UNKNOWN:
-            self._joined = self._next
+        elif line and line.joined is None:
+            line.joined = line.next
 
     def _unreadable(self, error: frames.UnreadableFramesError) -> None:
         counts = self.counts

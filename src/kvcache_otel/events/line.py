@@ -1,0 +1,116 @@
+"""A line: the batches of one life of a publisher, as far as they are remembered, and those that wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcache_otel.events.held import Held
+from kvcache_otel.events.recall import LOST, UNKNOWN, Recall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NONE = -1
+"""In place of a number: there is none yet."""
+
+
+class Line:
+    """They, in their order. It is false as long as nothing has been applied, nor is known to be next.
+
+    Attributes:
+        next: The number that follows the last batch applied.
+        joined: From which number on what is missing counts; None before anything came live.
+        top: The highest number that came live and had to wait.
+        held: What waits.
+        since: When the first of those began to; None before somebody says so.
+    """
+
+    __slots__ = ("_apply", "_recall", "held", "joined", "next", "since", "top")
+
+    def __init__(self, apply: Callable[[bytes], object]) -> None:
+        """Args:
+        apply: Takes the next batch over.
+        """
+        self._apply = apply
+        self._recall = Recall()
+        self.next = self.top = NONE
+        self.joined: int | None = None
+        self.held = Held()
+        self.since: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.next != NONE
+
+    def counts(self, number: int) -> bool:
+        """Returns whether a number counts where it is missing."""
+        return self.joined is not None and number >= self.joined
+
+    # -- what is remembered ----------------------------------------------------------------------------------------
+
+    def mark(self, number: int) -> int:
+        """Returns the mark of a batch; `UNKNOWN` where it is not below next or too far back, `LOST` if it was lost."""
+        return self._recall.of(number, self.next) if number < self.next else UNKNOWN
+
+    @property
+    def known(self) -> int | None:
+        """The highest number that was applied and is remembered; None where there is none."""
+        return self._recall.newest(self.next)
+
+    def was(self, number: int) -> int | None:
+        """Returns the mark of a batch that was applied; None where there is none."""
+        found = self.mark(number)
+        return None if found in (UNKNOWN, LOST) else found
+
+    # -- going on ----------------------------------------------------------------------------------------------------
+
+    def follow(self, payload: bytes) -> None:
+        """Applies the next batch."""
+        self._recall.put(self.next, payload)
+        self.next += 1
+        self._apply(payload)
+
+    def drain(self) -> None:
+        """Applies what waits and is next."""
+        held = self.held
+        while held and held.first == self.next:
+            self.follow(held.pop())
+
+    def begin(self, number: int) -> int:
+        """Takes the first number that its replay has: what is missing before is given up.
+
+        Returns:
+            How many of these count.
+        """
+        held, lost = self.held, 0
+        if not self:
+            if held:
+                self.joined = held.first
+            self.next = number if self.joined is None else min(number, self.joined)
+        while held and self.next < number:
+            lost += self.skip() if held.first <= number else self.miss(number)
+        self.drain()
+        return lost
+
+    def skip(self) -> int:
+        """Gives up what is missing before the first batch that waits.
+
+        Returns:
+            How many of these count.
+        """
+        first = self.held.first
+        if not self:
+            self.next = self.joined = first
+        lost = self.miss(first)
+        self.drain()
+        return lost
+
+    def miss(self, end: int) -> int:
+        """Gives up everything from next on, up to a number.
+
+        Returns:
+            How many of these count.
+        """
+        lost = 0 if self.joined is None else max(end - max(self.next, self.joined), 0)
+        self._recall.lose(self.next, end)
+        self.next = end
+        return lost
