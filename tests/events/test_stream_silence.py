@@ -237,3 +237,58 @@ def test_what_was_suspicious_before_a_connection_broke_waits_for_what_replay_say
         driver.answer(*range(6), run=1)
         driver.end()
     assert driver.counted() == ({"duplicate": 1} if same else {"resets": 1})
+
+
+def test_what_was_suspicious_before_a_connection_broke_is_not_the_next_publishers() -> None:
+    driver = connected()
+    driver.live(*range(10))
+    driver.live(4, run=1)
+    reconnect(driver)
+    driver.answer(9, run=2)
+    serve(driver, range(4), run=2)
+    driver.live(4, run=2)
+    assert parsed(driver.runs[-1]) == [(number, 2) for number in range(5)]
+    assert driver.counted() == {"resets": 1}
+
+
+def test_what_was_suspicious_before_a_connection_broke_is_a_duplicate_if_replay_is_silent() -> None:
+    driver = connected()
+    driver.live(*range(10))
+    driver.live(4, 5, run=1)
+    reconnect(driver)
+    driver.wait(SILENCE)
+    driver.live(6, run=1)
+    assert driver.counted() == {"duplicate": 2}
+
+
+def test_what_was_asked_is_not_forgotten_though_more_came_than_can_wait() -> None:
+    driver = connected(LIMITS._replace(held=1200))
+    driver.live(*range(10))
+    reconnect(driver)
+    driver.live(*range(10, 2000), run=1)
+    assert len(driver.applied()) > 1100
+    driver.answer(9, run=1)
+    serve(driver, range(2000), run=1)
+    assert parsed(driver.runs[-1]) == [(number, 1) for number in range(2000)]
+    assert driver.counted() == {"resets": 1}
+
+
+def test_a_replay_that_brings_something_is_asked_again_soon() -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    for _ in range(4):
+        driver.wait(SILENCE)
+        wait_for_request(driver)
+    driver.answer(0, 1)
+    driver.wait(SILENCE)
+    assert driver.stream.due == driver.now + 2.0
+
+
+def test_numbers_far_above_prove_nothing_by_their_bytes() -> None:
+    driver = connected()
+    driver.live(*range(10))
+    driver.live(*range(2**30, 2**30 + 4), run=1)
+    assert driver.counted() == {}
+    assert driver.sent == 9
+    driver.answer(9)
+    assert driver.counted() == {"sequence_frame": 4}
