@@ -107,18 +107,17 @@ class Replay:
         self.unanswered = False
         self._forgive()
 
-    def fell_silent(self, now: float, *, progress: bool, waits: bool) -> None:
-        """It has not, and is asked again after a while.
+    def fell_silent(self, now: float, *, deaf: bool) -> None:
+        """It has not, and is asked again after a while; after a longer one each time until it brings something new.
 
         Args:
             now: The time.
-            progress: Whether it has brought something new; else it is longer each time until that is.
-            waits: Whether anything had to wait for it; then it is not asked for anything before, without progress.
+            deaf: Whether it is not to be asked for anything before.
         """
         self.unanswered = True
-        self._rest = _REST_AT_FIRST if progress else min(max(2 * self._rest, _REST_AT_FIRST), self._longest_rest)
+        self._rest = min(max(2 * self._rest, _REST_AT_FIRST), self._longest_rest)
         self._again_at = now + self._rest
-        if waits and not progress:
+        if deaf:
             self._deaf_until = self._again_at
 
     def _forgive(self) -> None:

@@ -534,7 +534,7 @@ class Stream:
         self._hang_up()
         if silent:
             self._wonder()
-            replay.fell_silent(progress=progress, waits=self._unsure or bool(line.held), now=now)
+            replay.fell_silent(now, deaf=nothing and (self._unsure or bool(line.held)))
         else:
             self._question, self._late = None, False
             replay.answered()
