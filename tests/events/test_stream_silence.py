@@ -292,3 +292,167 @@ def test_numbers_far_above_prove_nothing_by_their_bytes() -> None:
     assert driver.sent == 9
     driver.answer(9)
     assert driver.counted() == {"sequence_frame": 4}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("pause", [1.0, 0.1, 0.01])
+def test_what_comes_live_does_not_have_a_silent_replay_asked_at_once(restarts: bool, pause: float) -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    if restarts:
+        driver.end()
+        driver.live(*range(10))
+        reconnect(driver)
+    driver.wait(SILENCE)
+    before = len(driver.requests)
+    for number in range(round(60 / pause)):
+        driver.live(number, run=int(restarts))
+        driver.wait(pause)
+    assert len(driver.requests) - before <= 6
+
+
+@pytest.mark.parametrize("unheard", [0, 5, 9, 10, 12])
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_publisher_that_starts_again_and_is_idle(unheard: int, silent: bool) -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    serve(driver, range(1))
+    driver.live(*range(1, 10))
+    reconnect(driver)
+    if silent:
+        driver.wait(SILENCE)
+    for _ in range(100):
+        serve(driver, range(unheard), run=1)
+        driver.wait(1)
+    assert parsed(driver.runs[-1]) == [(number, 1) for number in range(unheard)]
+    assert driver.counted() == {"resets": 1}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_first_answer_that_breaks_off_is_made_up_for(again: bool) -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    driver.live(200)
+    driver.answer(*range(50))
+    wait_for_silence(driver)
+    assert driver.applied() == [*range(50), 200]
+    driver.live(201)
+    wait_for_request(driver)
+    if again:  # What comes live meanwhile waits.
+        driver.answer(*range(100))
+        driver.live(202)
+    assert driver.sent == 0
+    serve(driver, range(203))
+    driver.live(203)
+    driver.wait(20)
+    serve(driver, range(204))
+    assert driver.applied() == [*range(204)]
+    assert driver.counts.lost.value == driver.counts.resets.value == 0
+
+
+def test_good_books_are_kept_until_better_ones_are_there() -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    driver.live(*range(100, 150))
+    wait_for_silence(driver)
+    for _ in range(20):
+        wait_for_request(driver)
+        driver.answer(*range(30))
+        driver.wait(SILENCE)
+        assert driver.applied() == [*range(100, 150)]
+    wait_for_request(driver)
+    serve(driver, range(150))
+    assert driver.applied() == [*range(150)]
+    assert driver.counted() == {}
+
+
+def test_what_came_live_since_the_request_is_in_the_books_too() -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    driver.live(100, 101)
+    wait_for_silence(driver)
+    wait_for_request(driver)
+    driver.live(102, 103)
+    driver.answer(*range(102))
+    driver.live(104)  # It waits.
+    driver.end()
+    assert driver.sent == 0
+    serve(driver, range(105))
+    assert driver.applied() == [*range(105)]
+    assert driver.counted() == {}
+
+
+def test_books_are_not_begun_anew_with_less() -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    driver.live(100, 101, 102)
+    wait_for_silence(driver)
+    wait_for_request(driver)
+    driver.answer(99, 100, 102)
+    driver.end()
+    assert driver.applied() == [100, 101, 102]
+
+
+def test_more_than_can_wait_of_what_came_before_is_lost() -> None:
+    driver = Driver(replay=True, limits=LIMITS._replace(held=20))
+    driver.stream.connected(driver.now)
+    driver.live(100)
+    wait_for_silence(driver)
+    wait_for_request(driver)
+    driver.answer(*range(60))
+    assert driver.applied() == [100]
+    assert driver.counted() == {"lost": 21}
+    driver.live(101)
+    assert driver.applied() == [100, 101]
+
+
+def test_another_batch_than_one_that_waits_is_proof() -> None:
+    driver = Driver(replay=True)
+    driver.live(1)
+    driver.live(1, 2, run=1)
+    serve(driver, range(3), run=1)
+    assert [parsed(run) for run in driver.runs] == [[(1, 0)], [(0, 1), (1, 1), (2, 1)]]
+    assert driver.counted() == {"resets": 1}
+
+
+def test_what_waits_and_is_above_all_that_replay_has_is_of_the_life_before() -> None:
+    driver = connected()
+    driver.live(*range(4))
+    driver.live(5)
+    driver.live(1, run=1)
+    assert driver.sent == 3
+    serve(driver, range(2), run=1)
+    driver.wait()
+    serve(driver, range(2), run=1)
+    assert [parsed(run) for run in driver.runs] == [[(number, 0) for number in range(4)], [(0, 1), (1, 1)]]
+    assert driver.counted() == {"resets": 1}
+
+
+def test_copies_on_their_way_of_what_replay_has_from_above_next_on() -> None:
+    driver = connected()
+    driver.live(0)
+    reconnect(driver)
+    driver.answer(*range(12, 32))
+    driver.end()
+    driver.answer(12)
+    assert driver.applied() == [0, *range(12, 32)]
+    driver.live(31)
+    driver.wait(20)
+    assert driver.counted() == {"lost": 11, "recovered": 19}
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_what_came_while_in_doubt_is_of_the_life_that_is_found(silent: bool) -> None:
+    driver = connected()
+    driver.live(*range(4))
+    reconnect(driver)
+    for number in range(1, 8):
+        driver.now += 0.01
+        driver.live(number, run=1)
+    if silent:
+        wait_for_silence(driver)
+        wait_for_request(driver)
+    serve(driver, range(8), run=1)
+    assert parsed(driver.runs[0]) == [(number, 0) for number in range(4)]
+    assert parsed(driver.runs[1]) == [(number, 1) for number in range(8)]
+    assert driver.counted() == {"resets": 1}

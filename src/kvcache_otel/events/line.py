@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcache_otel.events.held import Held
-from kvcache_otel.events.recall import LOST, UNKNOWN, Recall
+from kvcache_otel.events.recall import LOST, UNKNOWN, Recall, mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,7 @@ class Line:
     """They, in their order. It is false as long as nothing has been applied, nor is known to be next.
 
     Attributes:
+        first: The number that was applied first, or given up before that.
         next: The number that follows the last batch applied.
         joined: From which number on what is missing counts; None before anything came live.
         top: The highest number that came live and had to wait.
@@ -25,7 +26,7 @@ class Line:
         since: When the first of those began to; None before somebody says so.
     """
 
-    __slots__ = ("_apply", "_recall", "held", "joined", "next", "since", "top")
+    __slots__ = ("_apply", "_recall", "first", "held", "joined", "next", "since", "top")
 
     def __init__(self, apply: Callable[[bytes], object]) -> None:
         """Args:
@@ -33,7 +34,7 @@ class Line:
         """
         self._apply = apply
         self._recall = Recall()
-        self.next = self.top = NONE
+        self.first = self.next = self.top = NONE
         self.joined: int | None = None
         self.held = Held()
         self.since: float | None = None
@@ -48,8 +49,11 @@ class Line:
     # -- what is remembered ----------------------------------------------------------------------------------------
 
     def mark(self, number: int) -> int:
-        """Returns the mark of a batch; `UNKNOWN` where it is not below next or too far back, `LOST` if it was lost."""
-        return self._recall.of(number, self.next) if number < self.next else UNKNOWN
+        """Returns the mark of a batch, `LOST` if it was lost; `UNKNOWN` if it has not come, or is too far back."""
+        if number < self.next:
+            return self._recall.of(number, self.next)
+        waiting = self.held.get(number)
+        return UNKNOWN if waiting is None else mark(waiting)
 
     @property
     def known(self) -> int | None:
@@ -62,6 +66,10 @@ class Line:
         return None if found in (UNKNOWN, LOST) else found
 
     # -- going on ----------------------------------------------------------------------------------------------------
+
+    def start(self, number: int) -> None:
+        """Takes the first number."""
+        self.first = self.next = number
 
     def follow(self, payload: bytes) -> None:
         """Applies the next batch."""
@@ -85,7 +93,7 @@ class Line:
         if not self:
             if held:
                 self.joined = held.first
-            self.next = number if self.joined is None else min(number, self.joined)
+            self.start(number if self.joined is None else min(number, self.joined))
         while held and self.next < number:
             lost += self.skip() if held.first <= number else self.miss(number)
         self.drain()
@@ -99,7 +107,8 @@ class Line:
         """
         first = self.held.first
         if not self:
-            self.next = self.joined = first
+            self.joined = first
+            self.start(first)
         lost = self.miss(first)
         self.drain()
         return lost
@@ -114,3 +123,13 @@ class Line:
         self._recall.lose(self.next, end)
         self.next = end
         return lost
+
+    def rebuilt(self, batches: list[tuple[int, bytes]]) -> Line:
+        """Returns another, on which these batches were applied, and that goes on with what waits on this one."""
+        line = Line(self._apply)
+        line.held, line.joined, line.top, line.since = self.held, self.joined, self.top, self.since
+        line.start(batches[0][0])
+        for number, payload in batches:
+            line.miss(number)
+            line.follow(payload)
+        return line

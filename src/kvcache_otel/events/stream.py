@@ -42,7 +42,8 @@ from typing import TYPE_CHECKING
 
 from kvcache_otel.events import frames
 from kvcache_otel.events.ahead import Ahead
-from kvcache_otel.events.line import Line
+from kvcache_otel.events.earlier import Earlier
+from kvcache_otel.events.line import NONE, Line
 from kvcache_otel.events.recall import LOST, mark
 from kvcache_otel.events.replay import Replay, Request
 from kvcache_otel.events.suspects import Suspect, Suspects
@@ -99,13 +100,13 @@ class Stream:
         self._unsure = False  # What comes waits for what the replay says of it.
         self._unsure_since = math.inf
         self._live = False  # Something came live that was applied: its replay knows the same sequence.
-        self._late = False  # The replay may still have what was before that: it had not answered.
-        self._has_earlier = False  # It has.
+        self._late = False  # The replay may still have what came before that and was given up: it had not answered.
+        self._earlier = Earlier()  # What it has of that.
+        self._carried = NONE  # Up to here, what waits may be of the life before.
         self._suspects = Suspects()
         self._ahead = Ahead()
-        self._ahead_next: int | None = (
-            None  # Next, as the replay left it: as long as it is, copies may be on their way.
-        )
+        # Next, as the replay left it: as long as it is, copies may be on their way.
+        self._ahead_next: int | None = None
         self._ahead_until = math.inf
 
     # -- what comes in ---------------------------------------------------------------------------------------------
@@ -127,6 +128,8 @@ class Stream:
         self._connected_at = self._broken_at = math.nextafter(now, math.inf)  # What has just come is from before.
         self._replay.disconnected()
         self._idle_at = self.heard
+        if self._replay.there:
+            self._suspects.since = math.inf  # It is not the publisher's silence any more.
         if not self._line:  # What waits for the first answer must not be taken for the next publisher's.
             while self._line.held:
                 self._skip()
@@ -173,6 +176,8 @@ class Stream:
         else:
             self._replay.heard(now)
             self._recover(self._replay.request, *batch, now)
+        if self._ahead:
+            self._ahead_next = self._line.next
         self._rest()
 
     def tick(self, now: float) -> None:
@@ -208,7 +213,9 @@ class Stream:
                 self._arrive(number, payload, now)
                 return
             if number == 0:
-                line.next = line.joined = 0
+                line.joined = 0
+                line.start(0)
+                self._replay.unanswered = False  # There was nothing before.
         elif number < line.next:
             self._old(number, payload, now)
             return
@@ -267,7 +274,12 @@ class Stream:
         suspects.put(suspect, self._line.mark(number), self._line.next)
         may_ask = self._may_tell(now)
         if suspects.proofs == _PROOF or (suspects.evidence >= _PROOF and not may_ask):
-            self._restart(suspects.take(), now)
+            if self._unsure:
+                self._replaced(now)
+            else:
+                batches = suspects.take()
+                waiting = self._line.held.drop(math.nextafter(batches[0].came, math.inf))  # What came after the first.
+                self._restart([*batches, *(Suspect(*one) for one in waiting)], now)
         elif len(suspects) > _NEAR or suspects.size > self._limits.held_bytes:
             self._acquit()
         elif may_ask and not self._unsure:
@@ -352,23 +364,26 @@ class Stream:
         batches = [suspect for suspect in self._suspects.take() if suspect.came >= self._connected_at]
         batches += (Suspect(*one) for one in self._line.held.drop(self._connected_at))
         self._restart(batches, now)
+        self._carried = max((suspect.number for suspect in batches), default=NONE)
 
     def _contradicted(self, now: float) -> None:
         """Begins anew, with what its replay has: what waits came from whoever was connected before, or by its side."""
         self._trusted_until = now + _TRUST
+        self._line.held.drop(-math.inf)
+        self._suspects.take()
         if self._line:
-            self._line.held.drop(-math.inf)
-            self._suspects.take()
             self._restart([], now)
         else:
-            self._join_again(now)
+            self._hang_up()
+            self._start()
+            self._ask(now, everything=True)
 
     def _join_again(self, now: float) -> None:
         """Begins anew, with what its replay has, which has what came before the first that came live."""
-        self._hang_up()
         self._consumer.forget()
-        self._start()
-        self._ask(now, everything=True)
+        self._line = self._line.rebuilt(self._earlier.batches())
+        self._late = False
+        self._same(now)
 
     # -- what waits ------------------------------------------------------------------------------------------------
 
@@ -407,16 +422,18 @@ class Stream:
 
     def _skip(self) -> None:
         """Gives up what is missing before the first batch that waits."""
-        if not self._line:
+        line = self._line
+        if not (line and line.counts(line.next)):
             self._late = self._replay.unanswered or self._replay.request is not None
-        self.counts.lost.add(self._line.skip())
+        self.counts.lost.add(line.skip())
 
     def _rest(self) -> None:
         """Sees what is left to be done."""
         replay, line = self._replay, self._line
         if not line.held:
             line.since = None
-            if not (line.joined is None or replay.everything or self._unsure or self._question or self._late):
+            wanted = replay.everything or replay.unanswered or self._unsure or self._question or self._late
+            if line.joined is not None and not wanted:
                 self._hang_up()
         first = replay.there and (not self._live or self.heard == self._idle_at)  # Of a sequence, or after silence.
         self._busy = bool(line.held or self._suspects) or replay.request is not None or first
@@ -441,6 +458,7 @@ class Stream:
         line = self._line
         top = line.held.last if line.held else line.next - 1
         self._replay.ask(Request(line.next, top, anything), now, everything=everything, again=again)
+        self._earlier = Earlier()
         # With the last one that is known: if that is another now, so are all before it.
         if anything or self._late:
             start = 0
@@ -467,8 +485,8 @@ class Stream:
             self._replaced(now)
             return
         line, replay = self._line, self._replay
-        if self._late and not line.counts(number):
-            self._has_earlier = True
+        if self._late and number < line.next:
+            self._collect(number, payload, now)
             return
         if number < request.next:
             self._compare(number, payload, now)
@@ -497,23 +515,46 @@ class Stream:
         line.held.put(number, payload, now)
         replay.went_on(now)
         self._go_on(now)
-        if early:
-            self._ahead_next = self._line.next
 
-    def _compare(self, number: int, payload: bytes, now: float) -> None:
-        """Takes a batch again that is known; if it is another, the publisher has started again meanwhile."""
+    def _compare(self, number: int, payload: bytes, now: float) -> bool:
+        """Takes a batch again that is known; if it is another, the publisher has started again meanwhile.
+
+        Returns:
+            Whether it is the same.
+        """
         was = self._line.was(number)
         if self._question is not None and self._question[0] == number:
             (_, was), self._question = self._question, None
+            self._replay.unanswered = False
         if was is None:
-            return
+            return False
         if was != mark(payload):
             self._replaced(now)
-        elif self._has_earlier:
-            self._join_again(now)
-        elif self._unsure:
+            return False
+        if self._unsure and not self._late:
             self._trusted_until = now + _TRUST
             self._same(now)
+        return True
+
+    def _collect(self, number: int, payload: bytes, now: float) -> None:
+        """Takes a batch of a life of which the beginning has been given up. What comes waits until all are there."""
+        line, earlier, limits = self._line, self._earlier, self._limits
+        is_known = self._compare(number, payload, now)
+        if self._line is not line:
+            return
+        self._unsure, self._unsure_since = True, now
+        earlier.put(number, payload, is_news=not (is_known or line.counts(number)))
+        self._replay.went_on(now)
+        joined = line.next if line.joined is None else line.joined
+        if len(earlier) > limits.held or earlier.size > limits.held_bytes:
+            self.counts.lost.add(len(earlier))  # They are more than can wait.
+        elif number != line.next - 1:
+            return
+        elif earlier.is_news and earlier.covers(line.first, joined, line.next):
+            self._join_again(now)
+            return
+        self._late = False
+        self._same(now)
 
     @property
     def _counted_from(self) -> float:
@@ -532,29 +573,36 @@ class Stream:
         nothing = silent and not progress
         gone = not (silent or replay.brought)
         self._hang_up()
+        asked_whether = self._unsure or self._question is not None
         if silent:
             self._wonder()
             replay.fell_silent(now, deaf=nothing and (self._unsure or bool(line.held)))
         else:
-            self._question, self._late = None, False
             replay.answered()
-            if self._has_earlier:
-                self._join_again(now)
+            if self._earlier.is_news and not self._earlier.again:  # Some have come live since it was asked.
+                self._ask(now, everything=True, again=True)
+                self._earlier = Earlier(again=True)
+                return
+            self._question, self._late = None, False
+        if gone and line.known is not None and (asked_whether or not line.held):
+            if replay.keeps:
+                self._replaced(now)
+                return
+            if asked_whether and not request.anything:
+                self._ask(now, again=True, anything=True)
                 return
         if self._unsure:
-            if gone and replay.keeps:
-                self._replaced(now)
-            elif gone and not request.anything:
-                self._ask(now, again=True, anything=True)
-            else:
-                self._untold(now)
-                self._go_on(now)
+            self._untold(now)
+            self._go_on(now)
             return
         late, held = replay.is_late(now), line.held
         if held and (late or not (progress or held.first > request.top)):
             # All that was sent before the request was in the answer, or is gone.
             while held and (late or nothing or held.first <= request.top):
-                self._skip()
+                if not silent and held.first <= self._carried:
+                    held.pop()  # The publisher would have it.
+                else:
+                    self._skip()
         if held:
             self._ask(now, again=True)
         elif line and line.joined is None:
