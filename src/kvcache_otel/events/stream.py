@@ -32,7 +32,7 @@ as if it had not, if there is no replay, or if that has neither the batch that w
 
 What a publisher sent before the first number that arrived live, at first or after a reset, is neither lost nor
 recovered. Where there is replay it is asked for all the same, and applied; where that answers too late, everything is
-begun anew, with what it has.
+begun anew once all of it is there.
 """
 
 from __future__ import annotations
