@@ -22,6 +22,7 @@ import yaml
 import zmq
 
 from kvcache_otel import semconv
+from kvcache_otel.events import inlet as inlet_module
 from kvcache_otel.events import subscription as subscription_module
 from kvcache_otel.events import watch as watch_module
 from kvcache_otel.events.feed import Feed
@@ -286,6 +287,30 @@ def test_a_source_goes_on_unless_what_its_books_hang_on_changes(
     assert driven.agrees("apart", bystander.expected)
     driven.want()
     assert not driven.watch.index.workers
+
+
+def test_what_is_due_to_a_source_that_has_changed_is_done_after_a_new_connection_too(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody asks every source now and then: what comes of a new socket says what may be due."""
+    for module, name, value in (
+        (watch_module, "EVERY_SECONDS", 3600.0),
+        (watch_module, "LOOK_SECONDS", 3600.0),
+        (subscription_module, "BROKEN_OFF_SECONDS", 0.1),
+        (inlet_module, "LARGEST", 1000),
+    ):
+        monkeypatch.setattr(module, name, value)
+    publisher = driven.publisher()
+    driven.want(f"w={publisher.endpoint}")
+    driven.subscribed(publisher)
+    publisher.publish(stored([1]))
+    driven.until(lambda: driven.agrees("w", publisher.expected))
+    driven.want(f"w={publisher.endpoint}?engine=vllm")
+    publisher.send(b"", frame(0), bytes(2000))  # ZeroMQ breaks it off.
+    driven.until(lambda: publisher.subscriptions.count(b"\x01") == 2)
+    publisher.publish(stored([2]), drop=True)
+    publisher.publish(stored([3]))
+    driven.until(lambda: driven.batches("w") == {0: {"lost": 1}}, 5.0)
 
 
 def test_a_rank_ends_with_the_only_source_that_told_it_and_begins_with_another(

@@ -216,7 +216,7 @@ class Watch:
                 self.index.recorder,
                 self._worker,
                 self.index.share(f"{printable(source.name)!r} at {printable(source.endpoint)}"),
-                lambda socket, reader: self._register(source, socket, reader),
+                self._register,
                 limits,
                 self._names,
                 retry_seconds=max(RETRY_SECONDS, of / RETRIES),
