@@ -239,8 +239,12 @@ class Subscription:
             # Of several topics, each is a publisher. Where they connect to us, each is a worker besides.
             several = self.feeds and not self.source.binds
             share = self.share.part(f"topic {printable(topic)!r}") if several else self.share
+            worker = self._named(topic)
+            title = repr(printable(worker.name))
+            if topic and not (self.source.binds or self.source.replay):  # Then a worker has several.
+                title = f"{title}, topic {printable(topic)!r}"
             feed = self.feeds[topic] = Feed(
-                self, self._named(topic), share, self._recorder, replay=self.source.replay, limits=limits
+                self, worker, share, self._recorder, title=title, replay=self.source.replay, limits=limits
             )
         return feed
 
