@@ -158,8 +158,9 @@ class BlockIndex:
     def fit(self) -> None:
         """Gives memory back that the books do not need; see `Book.fit`. To be called now and then: asking is quick."""
         changed, self.changed = self.changed, set()
-        for worker in changed:
-            worker.fit()
+        for worker in self.workers.values():  # In their order: what is given back in any other leaves more holes.
+            if worker in changed:
+                worker.fit()
 
     def close(self) -> None:
         """Releases every worker; from now on a row says that no index is kept."""
