@@ -133,8 +133,15 @@ class Views:
             assert published["host"] == held["host"]
 
 
-def _work(llm: LLM, rng: random.Random) -> None:
-    for _ in range(OPERATIONS):
+def work(llm: LLM, rng: random.Random, operations: int) -> None:
+    """Has an engine answer prompts, of which some are known and some are alike, and come to rest.
+
+    Args:
+        llm: The engine.
+        rng: What decides.
+        operations: How many batches of prompts.
+    """
+    for _ in range(operations):
         seeds = [rng.randrange(1, 9) for _ in range(rng.randint(1, 3))]
         if rng.random() < 0.3:
             seeds.append(seeds[0])  # Two of a kind at once: each computes its own copy.
@@ -142,8 +149,16 @@ def _work(llm: LLM, rng: random.Random) -> None:
             engine.forget_device(llm)
         engine.generate_batch(llm, seeds, rng.choice((70, 165, 325)), new_tokens=rng.randint(1, 40))
     engine.generate_batch(llm, [1, 2, 3, 3])
-    for _ in range(3):
-        engine.generate(llm, 99, tiny_model.BLOCK_TOKENS // 4)  # It makes the engine step, and stores nothing.
+    come_to_rest(llm)
+
+
+def come_to_rest(llm: LLM) -> None:
+    """Has an engine take steps in which it stores nothing, until what was under way has ended and is published."""
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.connector.connector_scheduler.manager
+    for _ in range(4):
+        for tier in manager.secondary_tiers:
+            tier.drain_jobs()
+        engine.generate(llm, 99, tiny_model.BLOCK_TOKENS // 4)
 
 
 def main() -> None:
@@ -166,7 +181,7 @@ def main() -> None:
         llm, instrumented, subscriber, port, options.get("blocks_per_chunk", 1) if described else 1, folder / "blocks"
     )
     views.watch(views.check)
-    _work(llm, random.Random(str(options)))
+    work(llm, random.Random(str(options)), OPERATIONS)
     before = views.say()
     counted = [
         {
