@@ -662,6 +662,7 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str],
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     assert why in err.splitlines()[-1]
+    assert "left out" not in err, "nothing is: the command ends"
     assert len([line for line in err.splitlines() if "usage:" not in line and not line.startswith(" ")]) == 1
 
 

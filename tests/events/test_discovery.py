@@ -235,7 +235,7 @@ def test_a_source_that_is_there_twice_is_there_once_and_is_said(file: Path, capl
     discovery = Discovery(sources(A, f"{B}?engine=vllm"), file)
     assert discovery.found == sources(A, f"{B}?engine=vllm", "other=tcp://10.0.0.1:1")
     same, other, engine = (message.removeprefix("kvcache: ") for message in caplog.messages)
-    assert same == "source 'a' is there twice at tcp://10.0.0.1:1, in the same words: the second is left out"
+    assert same == "source 'a' is there twice at tcp://10.0.0.1:1, in the same words; the later one is left out"
     assert "with engine=vllm where it had engine=auto" in other
     assert "with engine=sglang where it had engine=vllm" in engine
     assert discovery.problems == [same, other, engine]
@@ -255,6 +255,7 @@ def test_sources_of_one_name_that_contradict_each_other(file: Path, caplog: pyte
     assert discovery.found == sources("p=tcp://h:1?engine=vllm", "p=tcp://h:2?engine=vllm")
     [said] = caplog.messages
     assert "source 'p' at tcp://h:3 has engine=sglang, and at tcp://h:2 engine=vllm" in said
+    assert said.endswith("; the later one is left out")
 
 
 def test_names_that_resolve_to_the_same_contradict_each_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from kvcache_otel import semconv
 from kvcache_otel.events import index as index_module
+from kvcache_otel.events import room as room_module
+from kvcache_otel.events import worker as worker_module
 from kvcache_otel.events.counts import CELLS, KINDS, MEDIA
 from kvcache_otel.events.index import BlockIndex, series
 from kvcache_otel.events.owner import Owner
@@ -557,14 +559,126 @@ def test_ranks_that_a_publisher_makes_up(received: Received, caplog: pytest.LogC
     for rank in range(2 * MOST_RANKS):
         clever.receive(batch(stored([rank]), rank=rank))
     honest.receive(batch(stored([1, 2])))
-    assert len(clever.ranks) == MOST_RANKS + 1
+    assert len(clever.ranks) == 2 * MOST_RANKS
     assert received.resident["honest", 0, "device"] == 2
     assert sum(value for (name, _, _), value in received.resident.items() if name != "honest") == 2 * MOST_RANKS
     assert len(received.resident) == 41
-    assert len([text for text in caplog.messages if f"names more than {MOST_RANKS} ranks: " in text]) == 1
-    clever.receive(batch(stored([2 * MOST_RANKS - 1]), rank=2 * MOST_RANKS))
-    assert sum(value for (name, _, _), value in received.resident.items() if name != "honest") == 2 * MOST_RANKS
+    clever.receive(batch(stored([2 * MOST_RANKS - 1]), rank=2 * MOST_RANKS))  # It counts for each who holds it.
+    assert sum(value for (name, _, _), value in received.resident.items() if name != "honest") == 2 * MOST_RANKS + 1
     assert received.recorder.dropped("label_overflow").value == 0
+    assert not [text for text in caplog.messages if "ranks" in text and "added up" not in text]
+
+
+def test_ranks_for_whose_books_there_is_no_room_are_counted_and_said(
+    received: Received, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "MOST_RANKS", 5)
+    monkeypatch.setattr(room_module, "BOOKS", 3)
+    received = Received()
+    clever, honest = received.index.add("clever", engine="vllm"), received.index.add("honest", engine="vllm")
+    for rank in range(10):
+        clever.receive(batch(stored([1, 2]), removed([1]), rank=rank))
+    for rank in range(5):  # However much another has taken.
+        honest.receive(batch(stored([1]), rank=rank))
+    own = {("clever", rank, "device"): 1 for rank in range(8)} | {("honest", rank, "device"): 1 for rank in range(5)}
+    assert received.resident == own, "the others have no row that says that they hold nothing"
+    events, blocks = received.cells(semconv.EVENTS), received.cells(semconv.EVENT_BLOCKS)
+    assert (events["clever", MORE, "block_stored", "device"], blocks["clever", MORE, "block_stored", "device"]) == (
+        2,
+        4,
+    )
+    assert blocks["clever", MORE, "block_removed", "device"] == 2
+    assert received.recorder.dropped("label_overflow").value == 4
+    clever.receive(batch(CLEARED, rank=9))
+    assert received.resident == own, "whoever has no books clears nobody's"
+    assert received.cells(semconv.EVENTS)["clever", MORE, "all_blocks_cleared", "untagged"] == 1
+    clever.reset()
+    clever.forget("device")
+    assert received.resident == own | {("clever", rank, "device"): 0 for rank in range(8)}
+    assert received.errors == {}
+    [line] = [text for text in caplog.messages if "names more than 5 ranks" in text]
+    assert "'clever'" in line
+    assert clever.close() == (0, True)
+    for rank in range(8):  # What it had is there for others.
+        honest.receive(batch(stored([2]), rank=rank))
+    assert {rank for name, rank, _ in received.resident if name == "honest"} == set(range(8))
+    assert received.recorder.dropped("label_overflow").value == 4
+
+
+def test_room_for_books_is_given_back_with_a_source(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "MOST_RANKS", 2)
+    monkeypatch.setattr(room_module, "BOOKS", 4)
+    received = Received()
+    worker = received.index.add("w", engine="vllm")
+    for _ in range(3):
+        share = received.index.share("another")
+        for rank in range(8):
+            worker.receive(batch(stored([1]), rank=rank), share=share)
+        assert sum(value for (_, rank, _), value in received.resident.items() if rank != MORE) == 6
+        worker.leave(share)
+        assert received.resident == {}
+
+
+def test_all_blocks_are_counted_as_they_come_and_go(received: Received) -> None:
+    """The sum that bounds them is never taken by walking; against a walk, whatever happens to books."""
+    rng = random.Random(4)
+    names = [f"w{number}" for number in range(5)]
+    done: set[str] = set()
+    others = {name: received.index.share(f"another of {name}") for name in names}
+    for _ in range(2_000):
+        name, rank = rng.choice(names), rng.randrange(3)
+        worker = received.index.workers.get(name) or received.index.add(name, engine=rng.choice(["auto", "sglang"]))
+        share = rng.choice([None, others[name]])
+        hashes = [rng.randrange(60) for _ in range(rng.randint(1, 8))]
+        medium = rng.choice(["GPU", "CPU", "nowhere", None])
+        what = rng.choices(
+            ["store", "remove", "clear", "reset", "forget", "leave", "release", "settle"], [9, 5, 1, 1, 1, 1, 1, 1]
+        )[0]
+        done.add(what)
+        if what == "store":
+            worker.receive(batch(stored(hashes, medium), rank=rank), share=share)
+        elif what == "remove":
+            worker.receive(batch(removed(hashes, medium), rank=rank), share=share)
+        elif what == "clear":
+            worker.receive(batch(CLEARED, rank=rank), share=share)
+        elif what == "reset":
+            worker.reset(rank)
+        elif what == "forget":
+            worker.forget(rng.choice(["device", "host", "untagged"]))
+        elif what == "leave":
+            worker.leave(share or worker._share)
+        elif what == "release":
+            received.index.release(name)
+        else:
+            worker.change("vllm", None, True)
+        assert received.index.resident.blocks == sum(
+            sum(worker.blocks().values()) for worker in received.index.workers.values()
+        )
+    assert len(done) == 8
+    received.index.close()
+    assert received.index.resident.blocks == 0
+
+
+def test_workers_of_which_nothing_has_come_are_not_looked_at_every_second(
+    received: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = [received.index.add(f"w{number}") for number in range(3)]
+    for worker in workers:
+        worker.receive(batch(stored([1])))
+    looked: list[Worker] = []
+    for name in ("blocks", "fit"):
+        function = getattr(Worker, name)
+        monkeypatch.setattr(Worker, name, lambda self, function=function: (looked.append(self), function(self))[1])
+    received.index.bound()
+    received.index.fit()
+    assert len(looked) == len(workers)
+    workers[1].receive(batch(stored([2])))
+    received.index.bound()
+    received.index.fit()
+    assert looked[3:] == [workers[1]]
+    received.index.release("w1")
+    received.index.fit()
+    assert len(looked) == 4
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -22,13 +22,14 @@ import yaml
 import zmq
 
 from kvcache_otel import semconv
+from kvcache_otel.events import inlet as inlet_module
 from kvcache_otel.events import subscription as subscription_module
 from kvcache_otel.events import watch as watch_module
 from kvcache_otel.events.feed import Feed
 from kvcache_otel.events.few import FEW
 from kvcache_otel.events.source import Source, parse
 from kvcache_otel.events.subscription import MOST_TOPICS, Subscription
-from kvcache_otel.events.worker import MOST_RANKS
+from kvcache_otel.events.worker import MOST_RANKS, OTHER
 from tests.events.between import Proxy, Relay
 from tests.events.fake_peer import memory, tcp_server
 from tests.events.fake_publisher import (
@@ -288,6 +289,30 @@ def test_a_source_goes_on_unless_what_its_books_hang_on_changes(
     assert not driven.watch.index.workers
 
 
+def test_what_is_due_to_a_source_that_has_changed_is_done_after_a_new_connection_too(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody asks every source now and then: what comes of a new socket says what may be due."""
+    for module, name, value in (
+        (watch_module, "EVERY_SECONDS", 3600.0),
+        (watch_module, "LOOK_SECONDS", 3600.0),
+        (subscription_module, "BROKEN_OFF_SECONDS", 0.1),
+        (inlet_module, "LARGEST", 1000),
+    ):
+        monkeypatch.setattr(module, name, value)
+    publisher = driven.publisher()
+    driven.want(f"w={publisher.endpoint}")
+    driven.subscribed(publisher)
+    publisher.publish(stored([1]))
+    driven.until(lambda: driven.agrees("w", publisher.expected))
+    driven.want(f"w={publisher.endpoint}?engine=vllm")
+    publisher.send(b"", frame(0), bytes(2000))  # ZeroMQ breaks it off.
+    driven.until(lambda: publisher.subscriptions.count(b"\x01") == 2)
+    publisher.publish(stored([2]), drop=True)
+    publisher.publish(stored([3]))
+    driven.until(lambda: driven.batches("w") == {0: {"lost": 1}}, 5.0)
+
+
 def test_a_rank_ends_with_the_only_source_that_told_it_and_begins_with_another(
     driven: Driven, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,17 +336,20 @@ def test_a_rank_ends_with_the_only_source_that_told_it_and_begins_with_another(
 
 
 def test_ranks_without_end_are_bounded_and_reset_together(driven: Driven) -> None:
+    driven.watch.index._room.books = 10  # pyright: ignore[reportPrivateUsage]
     publisher = driven.publisher()
     driven.want(f"w={publisher.endpoint}?engine=vllm")
     driven.subscribed(publisher)
     for rank in range(MOST_RANKS + 20):
         publisher.publish(stored([1]), rank=rank)
-    driven.until(lambda: driven.heard("w") == MOST_RANKS + 20)
+    driven.until(lambda: driven.heard("w") + driven.heard(OTHER) == MOST_RANKS + 20)
     [feed] = next(iter(driven.watch.subscriptions.values())).feeds.values()
-    assert len(feed.worker.ranks) == MOST_RANKS + 1
+    assert len(feed.worker.ranks) == MOST_RANKS + 10 + 1
+    assert sum(driven.rows(semconv.RESIDENT_BLOCKS, WORKER, RANK, TIER).values()) == MOST_RANKS + 10
+    assert driven.recorder.dropped("label_overflow").value == 10
     publisher.send(b"", frame(0), batch(rank=0))
     driven.until(lambda: driven.batches("w")[0] == {"resets": 1})
-    assert set(driven.resident("w").values()) == {0}
+    assert set(driven.rows(semconv.RESIDENT_BLOCKS, WORKER, RANK, TIER).values()) == {0}
 
 
 def test_ages(driven: Driven) -> None:
@@ -944,7 +972,16 @@ def test_topics_of_one_source_have_books_of_their_own(driven: Driven, caplog: py
     again.publish(stored([9]))
     driven.until(lambda: driven.batches("w") == {0: {"resets": 1}})
     driven.until(lambda: driven.resident("w") == {(0, "device"): 4})
-    assert said(caplog, "topic 'kv@10' are both worker 'w'")
+    [line] = said(caplog, "topics of one source, ", "topic 'kv@10', are both worker 'w', rank 0")
+    assert line.endswith("a source for each topic, with a name of its own, keeps them apart")
+    assert said(caplog, "source 'w', topic 'kv@10': its publisher has started again")
+    for publisher in (one, again):
+        publisher.publish(stored([100]), drop=True)
+        publisher.publish(stored([101]))
+    driven.until(lambda: driven.batches("w")[0].get("lost") == 2)
+    driven.until(lambda: len(said(caplog, "batches lost so far")) == 2)
+    assert said(caplog, "source 'w', topic 'kv@1', rank 0: 1 batches lost so far")
+    assert said(caplog, "source 'w', topic 'kv@10', rank 0: ")
     assert wrong_sources(driven) == 1
     driven.want()
     assert workers(driven) == set()

@@ -22,7 +22,7 @@ class Agreement(NamedTuple):
 
     Attributes:
         sources: Those that contradict none before them. What one says of its worker holds for all of its name.
-        wrong: What is wrong with each of the others.
+        wrong: What is wrong with each of the others; what becomes of them is for whoever asked to say.
     """
 
     sources: list[Source]
@@ -69,16 +69,12 @@ def _twice(source: Source, before: Source) -> str:
         if now != then
     ]
     how = f"the second time with {', '.join(others)}" if others else "in the same words"
-    return (
-        f"source {printable(source.name)!r} is there twice at {printable(source.endpoint)}, {how}: "
-        "the second is left out"
-    )
+    return f"source {printable(source.name)!r} is there twice at {printable(source.endpoint)}, {how}"
 
 
 def _another(source: Source, before: Source, option: str) -> str:
     now, then = getattr(source, option), getattr(before, option)
     return (
         f"source {printable(source.name)!r} at {printable(source.endpoint)} has {option}={now}, "
-        f"and at {printable(before.endpoint)} {option}={then}: sources of one name are one worker; "
-        f"the one at {printable(source.endpoint)} is left out"
+        f"and at {printable(before.endpoint)} {option}={then}: sources of one name are one worker"
     )

@@ -203,7 +203,7 @@ class Discovery:
                 [source.at(host) for host in self._hosts.get(source.endpoint, ())] if source.is_many else [source]
             )
         )
-        contradictions = dict.fromkeys((*self._wrong, *more))
+        contradictions = dict.fromkeys(f"{problem}; the later one is left out" for problem in (*self._wrong, *more))
         self._say_each(contradictions, self._contradictions, "%d more sources contradict others, and are left out")
         self._contradictions = contradictions
         number = len(sources) + self._beyond

@@ -60,6 +60,7 @@ class Feed:
         share: Share,
         recorder: Recorder,
         *,
+        title: str,
         replay: str,
         limits: Limits,
     ) -> None:
@@ -68,12 +69,14 @@ class Feed:
         worker: What is told.
         share: What tells its books from those of the worker's other publishers.
         recorder: Where the rows are.
+        title: What the log calls it.
         replay: Where to ask for what was missed; empty for nowhere.
         limits: How much may wait.
         """
         self._subscription = subscription
         self._share = share
         self._recorder = recorder
+        self._title = title
         self._replay = replay
         self._inlet: Inlet | None = None
         self._request: int | None = None  # What it is to be asked as soon as it is known where it is.
@@ -111,9 +114,9 @@ class Feed:
         if lost > self._lost_said and now >= self._lost_next:
             self._lost_said, self._lost_next = lost, now + LOSS_SECONDS
             self._say(
-                "kvcache: source %r, rank %d: %d batches lost so far; what is received of it may be wrong until its "
+                "kvcache: source %s, rank %d: %d batches lost so far; what is received of it may be wrong until its "
                 "publisher starts again",
-                printable(self._subscription.source.name),
+                self._title,
                 self.rank or 0,
                 lost,
             )
@@ -124,16 +127,16 @@ class Feed:
 
     def reset(self) -> None:
         """Forgets what the publisher's batches added up to."""
-        name, now = printable(self.worker.name), time.monotonic()
-        self._say("kvcache: source %r: its publisher has started again", name)
+        now = time.monotonic()
+        self._say("kvcache: source %s: its publisher has started again", self._title)
         self._resets.append(now)
         if len(self._resets) == OFTEN and now - self._resets[0] < OFTEN_SECONDS:
             self._resets.clear()
             text = (
-                "kvcache: source %r has started again %d times within %d s: if there are several publishers behind it, "
+                "kvcache: source %s has started again %d times within %d s: if there are several publishers behind it, "
                 "or its replay is another's, what is received of it is wrong"
             )
-            self._subscription.tell(logging.ERROR, now, text, name, OFTEN, OFTEN_SECONDS, about="restarts")
+            self._subscription.tell(logging.ERROR, now, text, self._title, OFTEN, OFTEN_SECONDS, about="restarts")
         self.worker.reset(share=self._share)
 
     def forget(self) -> None:

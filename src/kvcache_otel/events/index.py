@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcache_otel import semconv
 from kvcache_otel.events.counts import CELLS
+from kvcache_otel.events.ledger import Tally
 from kvcache_otel.events.room import Room, Share
 from kvcache_otel.events.worker import AUTO, OTHER, Worker
 from kvcache_otel.record.labels import LONGEST, printable
@@ -42,6 +43,8 @@ class BlockIndex:
         recorder: Where the rows are.
         clock: Tells the time, in seconds.
         workers: Those that were added and not released, by name.
+        resident: The blocks of all of them together.
+        changed: Those whose books something has come for since `fit`.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class BlockIndex:
         self.recorder = recorder
         self.clock = clock
         self.workers: dict[str, Worker] = {}
+        self.resident = Tally()
+        self.changed: set[Worker] = set()
         self._labels = {OTHER}
         owners = max(0, recorder.series_limit // CELLS - 1)
         self._room = Room(owners, owners if further is None else further, OTHER)
@@ -112,6 +117,7 @@ class BlockIndex:
         worker = self.workers.pop(name, None)
         if worker is None:
             return
+        self.changed.discard(worker)
         ranks = len(worker.ranks)
         blocks, agreed = worker.close()
         if worker.label != OTHER:
@@ -130,10 +136,12 @@ class BlockIndex:
 
     def bound(self) -> None:
         """Empties the fullest books, those of one worker and one medium, while all have more than `MOST_BLOCKS`."""
+        if self.resident.blocks <= MOST_BLOCKS:  # Thousands of workers are not looked at every second.
+            return
         books = {
             (worker, medium): blocks for worker in self.workers.values() for medium, blocks in worker.blocks().items()
         }
-        while sum(books.values()) > MOST_BLOCKS:
+        while books and self.resident.blocks > MOST_BLOCKS:
             worker, medium = fullest = max(books, key=books.__getitem__)
             blocks = books.pop(fullest)
             worker.forget(medium)
@@ -149,8 +157,10 @@ class BlockIndex:
 
     def fit(self) -> None:
         """Gives memory back that the books do not need; see `Book.fit`. To be called now and then: asking is quick."""
-        for worker in self.workers.values():
-            worker.fit()
+        changed, self.changed = self.changed, set()
+        for worker in self.workers.values():  # In their order: what is given back in any other leaves more holes.
+            if worker in changed:
+                worker.fit()
 
     def close(self) -> None:
         """Releases every worker; from now on a row says that no index is kept."""

@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 _OF_THE_DEVICE = (EventMedium.DEVICE, EventMedium.UNTAGGED)
 
 
+class Tally:
+    """What many ledgers have together.
+
+    Attributes:
+        blocks: In all of their books, as they were settled last.
+    """
+
+    __slots__ = ("blocks",)
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+
 class Ledger:
     """Blocks by medium. Those without a medium, or in one that is not known, have a book too: their removal contradicts
     nothing.
@@ -28,7 +41,7 @@ class Ledger:
         clears_device_only: Whether "all blocks cleared" means the device's alone.
     """
 
-    __slots__ = ("_new_book", "_row", "_rows", "_unplaced", "books", "clears_device_only")
+    __slots__ = ("_new_book", "_row", "_rows", "_settled", "_tally", "_unplaced", "books", "clears_device_only")
 
     def __init__(
         self,
@@ -38,6 +51,7 @@ class Ledger:
         clears_device_only: bool,
         holders: bool = False,
         unplaced: str | None = None,
+        tally: Tally | None = None,
     ) -> None:
         """Args:
         row: Returns a new level for the blocks in a tier.
@@ -46,11 +60,14 @@ class Ledger:
         clears_device_only: Whether "all blocks cleared" means the device's alone.
         holders: Whether a block is announced, and removed, for each who holds it, and gone with the first removal.
         unplaced: The tier that shows blocks without a medium, or in one that is not known; None for no row.
+        tally: Where its blocks that have a row are added to those of others; None for nowhere.
         """
         self._row = row
         self._new_book = CopiesBook if copies else HoldersBook if holders else Book
         self.clears_device_only = clears_device_only
         self._unplaced = unplaced
+        self._tally = tally or Tally()
+        self._settled = 0  # Of these, what is this one's.
         self._rows: list[tuple[dict[Hashable, int], Level]] = []
         self.books: dict[str, Book] = {}
         for name in tiers:
@@ -82,10 +99,15 @@ class Ledger:
 
     def settle(self) -> None:
         """Shows what is in the books now."""
+        total = 0
         for blocks, level in self._rows:
             resident = len(blocks)
+            total += resident
             if level.value != resident:
                 level.set(resident)
+        if total != self._settled:
+            self._tally.blocks += total - self._settled
+            self._settled = total
 
     def fit(self) -> None:
         """Gives memory back that the books do not need; see `Book.fit`."""
@@ -105,6 +127,13 @@ class Ledger:
         """Ends the rows, until they are settled again."""
         for _, level in self._rows:
             level.set(None)
+
+    def close(self) -> None:
+        """Ends the rows and empties the books, for good."""
+        self.hide()
+        self.empty()
+        self._tally.blocks -= self._settled
+        self._settled = 0
 
     def count_copies(self, copies: bool) -> None:
         """Changes whether copies count. What is held stays held; copies that do not count any more are forgotten."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from kvcache_otel.events.books import Book
     from kvcache_otel.events.counts import EventCells
+    from kvcache_otel.events.ledger import Tally
     from kvcache_otel.events.wire import Event
     from kvcache_otel.record.cells import Level
     from kvcache_otel.record.probe import Labels
@@ -45,7 +46,10 @@ class _Place:
 class Owner:
     """The blocks of one owner, and its rows from now on: every type and medium of event at zero, and the device tier.
 
+    One without books only counts events.
+
     Attributes:
+        booked: Whether it has books.
         heard: When the last batch came; None before the first.
         labels: The worker and the rank that its rows name.
     """
@@ -59,6 +63,7 @@ class Owner:
         "_recorder",
         "_resized",
         "_sizes",
+        "booked",
         "heard",
         "labels",
     )
@@ -72,6 +77,8 @@ class Owner:
         *,
         copies: bool,
         clears_device_only: bool,
+        booked: bool,
+        tally: Tally,
     ) -> None:
         """Args:
         recorder: Where the rows are.
@@ -80,7 +87,10 @@ class Owner:
         resized: Told of a tier whose block size has changed: from what, to what.
         copies: As in `Ledger`.
         clears_device_only: As in `Ledger`.
+        booked: Whether it has books.
+        tally: As in `Ledger`.
         """
+        self.booked = booked
         self.heard: float | None = None
         self._recorder = recorder
         self.labels = labels
@@ -92,10 +102,11 @@ class Owner:
         self._places: dict[str | None, _Place] = {}  # By how the medium is written.
         self._ledger = Ledger(
             lambda where: recorder.level(semconv.RESIDENT_BLOCKS, {**seen, semconv.KVCACHE_TIER: where}),
-            EventMedium.DEVICE,
+            *((EventMedium.DEVICE,) if booked else ()),
             copies=copies,
             clears_device_only=clears_device_only,
             unplaced=Tier.UNKNOWN,
+            tally=tally,
         )
         reference = weakref.ref(self)  # The recorder may not keep an owner alive.
         recorder.observe(semconv.EVENT_LAST_AGE, labels, lambda: _age(reference(), clock), owner=self)
@@ -135,6 +146,17 @@ class Owner:
             self._recorder.accounting_error(Reason.UNKNOWN_REMOVE, missing)
         self._ledger.settle()
         return missing
+
+    def count(self, events: Iterable[Event]) -> int:
+        """Counts events whose blocks are in no book; returns how many blocks they store."""
+        stored = 0
+        for event in events:
+            cells = self._cells[event.kind, medium(event.medium)]
+            cells.events.value += 1
+            if event.kind in (_STORED, _REMOVED):
+                cells.blocks.value += len(event.block_hashes)
+                stored += len(event.block_hashes) if event.kind == _STORED else 0
+        return stored
 
     def _place(self, spelling: str | None) -> _Place:
         named = medium(spelling)
@@ -185,15 +207,15 @@ class Owner:
         self._ledger.fit()
 
     def forget(self, medium: str) -> None:
-        """Empties one book, since there is no room for it."""
-        self._ledger.book(medium).clear()
-        self._ledger.settle()
+        """Empties one book, if there is one, since there is no room for it."""
+        if (book := self._ledger.books.get(medium)) is not None:
+            book.clear()
+            self._ledger.settle()
 
     def close(self) -> tuple[int, bool]:
         """Ends the rows; returns how many blocks there were, and whether the rows had said so."""
         blocks, agreed = self._ledger.total(), self._ledger.agrees()
-        self._ledger.hide()
-        self._ledger.empty()
+        self._ledger.close()
         for level in self._sizes.values():
             level.set(None)
         self.heard = None

@@ -16,6 +16,10 @@ SHARE = 256
 """Of these, what one source may have."""
 
 
+BOOKS = 4096
+"""Ranks of all sources that have books of their own, beside the first of each publisher; see `worker.MOST_RANKS`."""
+
+
 class Room:
     """The room for the rows of one index.
 
@@ -23,9 +27,10 @@ class Room:
         owners: Workers and ranks for which there is room left.
         further: Of these, how many may be others than the first of a source.
         other: The worker in which the others are added up.
+        books: Ranks beyond the first of each publisher that may still have books.
     """
 
-    __slots__ = ("_said", "further", "other", "owners")
+    __slots__ = ("_said", "books", "further", "other", "owners")
 
     def __init__(self, owners: int, further: int, other: str) -> None:
         """Args:
@@ -34,6 +39,7 @@ class Room:
         other: As the attribute.
         """
         self.owners, self.further, self.other = owners, further, other
+        self.books = BOOKS
         self._said = False
 
     def full(self) -> None:
@@ -65,6 +71,10 @@ class Share:
         self._room = room
         self._whole = whole
         self._first, self._further, self._said = False, 0, False
+
+    def is_beside(self, other: Share) -> bool:
+        """Returns whether both are parts of one source."""
+        return (self._whole or self) is (other._whole or other)
 
     def part(self, what: str) -> Share:
         """Returns a share of its own for a part of the source, whose books are apart; its room is the source's.
@@ -110,3 +120,14 @@ class Share:
             self._room.further += 1
         else:
             self._first = False
+
+    def take_book(self) -> bool:
+        """Takes the room for the books of one rank beyond the first of its publisher; returns whether there was any."""
+        if not self._room.books:
+            return False
+        self._room.books -= 1
+        return True
+
+    def give_books_back(self, number: int) -> None:
+        """Gives back the room for so many of them."""
+        self._room.books += number

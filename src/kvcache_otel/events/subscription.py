@@ -20,7 +20,7 @@ from kvcache_otel.semconv import Reason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvcache_otel.events.inlet import Excess, Register
+    from kvcache_otel.events.inlet import Excess
     from kvcache_otel.events.names import Names
     from kvcache_otel.events.room import Share
     from kvcache_otel.events.source import Source
@@ -86,7 +86,7 @@ class Subscription:
         recorder: Recorder,
         worker: Callable[[Source, str, Share], Worker],
         share: Share,
-        register: Register,
+        register: Callable[[Source, zmq.Socket[bytes], Callable[[float], None] | None], None],
         limits: Limits,
         names: Names,
         *,
@@ -98,7 +98,8 @@ class Subscription:
         recorder: Where the rows are.
         worker: Returns the worker of a source and one of its topics, which has room of a share.
         share: What it may have of the room for rows.
-        register: Sees to it that a socket's function is called when something has come; None for no more.
+        register: Sees to it that the function of a source's socket is called when something has come; None for no
+            more.
         limits: How much each stream may let wait.
         names: Knows what hosts are.
         retry_seconds: Between two times that it is tried to be connected, at the most.
@@ -110,7 +111,7 @@ class Subscription:
         self.endpoint = ""
         self.names = names
         self.share = share
-        self.register = register
+        self._register = register
         self._retry_seconds = retry_seconds
         self.connections = 0
         self.greeted = False
@@ -135,6 +136,10 @@ class Subscription:
     def open(self, kind: int, waiting: int, most: int) -> Inlet:
         """Returns a new socket that waits for nobody when it is closed, and takes nothing without bounds."""
         return Inlet(self._context, kind, waiting=waiting, most=most, retry_seconds=self._retry_seconds)
+
+    def register(self, socket: zmq.Socket[bytes], reader: Callable[[float], None] | None) -> None:
+        """Has a socket's function called when something has come; None for no more."""
+        self._register(self.source, socket, reader)  # Which it is now: it may have gone on as another.
 
     def begin(self) -> None:
         """Lets its worker be there, whether it is heard or not."""
@@ -234,8 +239,12 @@ class Subscription:
             # Of several topics, each is a publisher. Where they connect to us, each is a worker besides.
             several = self.feeds and not self.source.binds
             share = self.share.part(f"topic {printable(topic)!r}") if several else self.share
+            worker = self._named(topic)
+            title = repr(printable(worker.name))
+            if topic and not (self.source.binds or self.source.replay):  # Then a worker has several.
+                title = f"{title}, topic {printable(topic)!r}"
             feed = self.feeds[topic] = Feed(
-                self, self._named(topic), share, self._recorder, replay=self.source.replay, limits=limits
+                self, worker, share, self._recorder, title=title, replay=self.source.replay, limits=limits
             )
         return feed
 

@@ -47,8 +47,8 @@ EVERY_SECONDS = 1.0
 """Between two times that every source is asked what is due."""
 
 BOUND_SECONDS = 1.0
-"""Between two times that the blocks of all are counted, and books made smaller that have more memory than they need. To
-look takes a microsecond for each."""
+"""Between two times that the blocks of all are bounded, and books made smaller that have more memory than they need. To
+look takes a microsecond for each that something has come for."""
 
 RETRY_SECONDS, RETRIES = 5.0, 100
 """Between two times that a source is tried which cannot be reached, once it has been for a while; and how many of them
@@ -216,7 +216,7 @@ class Watch:
                 self.index.recorder,
                 self._worker,
                 self.index.share(f"{printable(source.name)!r} at {printable(source.endpoint)}"),
-                lambda socket, reader: self._register(source, socket, reader),
+                self._register,
                 limits,
                 self._names,
                 retry_seconds=max(RETRY_SECONDS, of / RETRIES),

@@ -14,7 +14,7 @@ from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Engine, Reason, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from typing_extensions import Buffer
 
@@ -32,10 +32,11 @@ OTHER = "_OTHER"
 """The worker of the rows in which owners are added up for which there is no room; their rank is `MORE`."""
 
 MORE = -1
-"""The rank of what is added up over ranks."""
+"""The rank of what is added up over ranks, and of what has no books."""
 
 MOST_RANKS = 256
-"""Ranks of one source that are kept apart; a publisher that names more of them is making them up."""
+"""Ranks of one publisher that have books in any case. One that names more of them may be making them up: what has no
+room for books is left out, see `Room.books`."""
 
 
 class Worker:
@@ -104,7 +105,7 @@ class Worker:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The data-parallel ranks that have been seen, `MORE` for all that are not kept apart."""
+        """The data-parallel ranks that have been seen, `MORE` for all that have no books."""
         return tuple(dict.fromkeys(rank for owners in self._owners.values() for rank in owners))
 
     def receive(self, payload: Buffer, rank: int = 0, share: Share | None = None) -> Batch | None:
@@ -143,6 +144,10 @@ class Worker:
             self._settle(self._guess.engine, self._guess.why)
         owner = self.owner(rank if batch.rank is None else batch.rank, share)
         owner.heard = index.clock()
+        if not owner.booked:
+            index.recorder.dropped(Reason.LABEL_OVERFLOW).add(owner.count(batch.events))
+            return
+        index.changed.add(self)
         missing = owner.apply(batch.events)
         if missing and "missing" not in self._said:
             self._said.add("missing")
@@ -188,9 +193,9 @@ class Worker:
             owners = self._owners[share] = {}
         owner = owners.get(rank)
         if owner is None:
-            if len(owners) >= MOST_RANKS:
+            if len(owners) >= MOST_RANKS and not share.take_book():
                 rank = MORE
-                self._say_united(share)
+                self._say_left_out(share)
             owner = owners.get(rank)
             if owner is None:
                 self._look_for_another(rank, share)
@@ -224,6 +229,7 @@ class Worker:
             if index is not None and rank not in ranks and owner.labels[semconv.KVCACHE_WORKER] != OTHER:
                 index.recorder.end(semconv.KVCACHE_WORKER, self.label, {semconv.KVCACHE_RANK_DP: rank})
         self._reserved = self._reserved and share is not self._share
+        share.give_books_back(_further(left))
         for _ in range(self._taken.count(share)):
             self._taken.remove(share)
             share.give_back()
@@ -284,6 +290,8 @@ class Worker:
         for owner in self._every():
             held, right = owner.close()
             blocks, agreed = blocks + held, agreed and right
+        for share, owners in self._owners.items():
+            share.give_books_back(_further(owners))
         self._owners.clear()
         for share in self._taken:
             share.give_back()
@@ -330,37 +338,44 @@ class Worker:
             self._resized,
             copies=self._copies,
             clears_device_only=self._clears_only_the_device,
+            booked=rank != MORE,
+            tally=index.resident,
         )
         if self._block_size is not None:
             owner.resize(Tier.DEVICE, self._block_size)
         return owner
 
-    def _say_united(self, share: Share) -> None:
-        if "united" not in self._said:
-            self._said.add("united")
+    def _say_left_out(self, share: Share) -> None:
+        if "left out" not in self._said:
+            self._said.add("left out")
             _logger.warning(
-                "kvcache: source %s names more than %d ranks: the others have one book, in which a block that several "
-                "of them hold counts once",
+                "kvcache: source %s names more than %d ranks, and there is no room for more: the blocks of the others "
+                "are in no book, and those that are stored are counted in kvcache.telemetry.dropped; their events are "
+                "those of rank %d",
                 share.source,
                 MOST_RANKS,
+                MORE,
             )
 
     def _look_for_another(self, rank: int, share: Share) -> None:
-        """Counts two sources that are one worker and say that they are one rank, and says it once."""
+        """Counts two sources, or topics of one, that are one worker and say that they are one rank; says it once."""
         other = next((other for other, owners in self._owners.items() if other is not share and rank in owners), None)
         if other is None or self._index is None or rank == MORE:
             return
         self._index.wrong_source()
         if "another" not in self._said:
             self._said.add("another")
-            _logger.warning(
+            text = (
                 "kvcache: sources %s and %s are both worker %r, rank %d, which is what a batch without a rank means: "
-                "their rows are added up; a name for each keeps them apart",
-                other.source,
-                share.source,
-                printable(self.name),
-                rank,
+                "their rows are added up; a name for each keeps them apart"
             )
+            if share.is_beside(other):
+                text = (
+                    "kvcache: topics of one source, %s and %s, are both worker %r, rank %d, which is what a batch "
+                    "without a rank means: their rows are added up; a source for each topic, with a name of its own, "
+                    "keeps them apart"
+                )
+            _logger.warning(text, other.source, share.source, printable(self.name), rank)
 
     def _resized(self, where: str, old: int, new: int) -> None:
         if where not in self._resizes:
@@ -373,3 +388,8 @@ class Worker:
                 old,
                 new,
             )
+
+
+def _further(owners: Mapping[int, Owner]) -> int:
+    """Returns how many of the ranks of one publisher have taken room for their books."""
+    return max(0, sum(owner.booked for owner in owners.values()) - MOST_RANKS)

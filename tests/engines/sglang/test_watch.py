@@ -20,6 +20,7 @@ from kvcache_otel.events.source import parse  # noqa: E402
 from kvcache_otel.events.watch import Watch  # noqa: E402
 from kvcache_otel.identity import Identity  # noqa: E402
 from kvcache_otel.record.recorder import Recorder  # noqa: E402
+from tests.engines.sglang.cache_driver import PAGE  # noqa: E402
 from tests.engines.sglang.oracle import recount  # noqa: E402
 from tests.engines.sglang.walk import random_walk  # noqa: E402
 from tests.support.gate import Gate  # noqa: E402
@@ -183,6 +184,28 @@ def test_received_is_published_is_held(
             ours = {"type": kind, "medium": medium}
             published = instrumented.rows.value(semconv.EVENT_BLOCKS, view="published", **ours)
             assert watched.rows.value(semconv.EVENT_BLOCKS, view="received", worker=WORKER, **ours) == published
+
+
+def test_what_is_in_storage_is_announced_by_nobody(
+    make: Callable[..., CacheDriver], instrumented: Instrumented, router: Callable[..., Router], tmp_path: Path
+) -> None:
+    """SGLang has a medium for it, and no event that names it: there is a file for each page, and no row."""
+    driver, watched = make(storage_dir=tmp_path), router(replay=False)
+    driver.insert(range(1000, 1000 + 6 * PAGE))
+    driver.insert(range(2000, 2000 + 2 * PAGE))
+    driver.settle()
+    watched.publish(driver.events)
+    watched.settle()
+    _views_agree(watched, instrumented, driver)
+    assert len(list(tmp_path.glob("*.bin"))) == 8
+    media = [event.medium for event in driver.events if hasattr(event, "medium")]
+    assert {getattr(medium, "value", medium) for medium in media} == {"GPU", "CPU_PINNED"}
+    for rows, view in ((instrumented.rows, "held"), (instrumented.rows, "published"), (watched.rows, "received")):
+        where = [dict(key) for key in rows.values(semconv.RESIDENT_BLOCKS)]
+        tiers = {row[semconv.KVCACHE_TIER] for row in where if row[semconv.KVCACHE_VIEW] == view}
+        assert tiers == {"device", "host"}, view
+    for rows in (instrumented.rows, watched.rows):
+        assert rows.total(semconv.EVENT_BLOCKS, medium="disk") == 0
 
 
 def test_lost_batches_without_replay(

@@ -25,7 +25,7 @@ from kvcache_otel.identity import Identity
 from kvcache_otel.record.recorder import Recorder
 from tests.engines.vllm.conftest import Instrumented
 from tests.engines.vllm.oracle import published_events
-from tests.engines.vllm.recounts import device_blocks, host_chunks
+from tests.engines.vllm.recounts import Chunks, device_blocks, disk_keys, host_chunks, host_keys
 from tests.engines.vllm.subscriber import Subscriber
 from tests.support.rows import Rows
 
@@ -43,17 +43,22 @@ MEDIA = {"device": "GPU", "host": "CPU", "disk": "STORAGE"}
 class Views:
     """The views of every tier of one engine, and a recount of what it holds."""
 
-    def __init__(self, llm: LLM, instrumented: Instrumented, subscriber: Subscriber, port: int, blocks: int) -> None:
+    def __init__(
+        self, llm: LLM, instrumented: Instrumented, subscriber: Subscriber, port: int, blocks: int, root: Path
+    ) -> None:
         """Args:
         llm: The engine, in this process.
         instrumented: What watches it.
         subscriber: Who listens to its events.
         port: Where it publishes them; one further on, it replays them.
         blocks: How many blocks it announces for each chunk of the host tier.
+        root: Where its disk tier has its files.
         """
         self._core = llm.llm_engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._manager = self._scheduler.connector.connector_scheduler.manager
+        self._chunks = Chunks(self._scheduler.connector.connector_scheduler._events_tracker)
+        self._root = root
         self._rows, self._blocks = instrumented.rows, blocks
         self._step = self._core.step_fn
         self.subscriber = subscriber
@@ -68,6 +73,7 @@ class Views:
         def stepped() -> Any:
             result = self._step()
             self.steps += 1
+            self._chunks.look()
             check()
             return result
 
@@ -78,6 +84,13 @@ class Views:
         pool = self._scheduler.kv_cache_manager.block_pool
         return {"device": device_blocks(pool), "host": host_chunks(self._manager) * self._blocks}
 
+    def announced(self) -> dict[str, int]:
+        """Distinct blocks in the chunks of which such a walk, and one over the files, finds any."""
+        return {
+            "host": self._chunks.blocks(host_keys(self._manager)),
+            "disk": self._chunks.blocks(disk_keys(self._root)),
+        }
+
     def say(self) -> dict[str, dict[str, int | float | None]]:
         """What each view says of each tier."""
         self.subscriber.listen()
@@ -86,6 +99,7 @@ class Views:
             self._watch.poll(0.1)
         return {
             "recounted": self.recount(),
+            "announced": self.announced(),
             "held": self.view("held"),
             "published": self.view("published"),
             "received": {
@@ -110,18 +124,24 @@ class Views:
         assert held == self.recount()
 
     def check(self) -> None:
-        """What was published so far is what is held."""
+        """What was published so far is what is held; of chunks with a beginning in common, each block once."""
         self.check_held()
         published, held = self.view("published"), self.recount()
         assert published["device"] == held["device"]
+        assert published["host"] == self._chunks.blocks(host_keys(self._manager))
         if self._blocks == 1:
             assert published["host"] == held["host"]
-        else:  # Of a chunk that comes up from the disk, only the last block may be announced.
-            assert held["host"] / self._blocks <= (published["host"] or 0) <= held["host"]
 
 
-def _work(llm: LLM, rng: random.Random) -> None:
-    for _ in range(OPERATIONS):
+def work(llm: LLM, rng: random.Random, operations: int) -> None:
+    """Has an engine answer prompts, of which some are known and some are alike, and come to rest.
+
+    Args:
+        llm: The engine.
+        rng: What decides.
+        operations: How many batches of prompts.
+    """
+    for _ in range(operations):
         seeds = [rng.randrange(1, 9) for _ in range(rng.randint(1, 3))]
         if rng.random() < 0.3:
             seeds.append(seeds[0])  # Two of a kind at once: each computes its own copy.
@@ -129,8 +149,16 @@ def _work(llm: LLM, rng: random.Random) -> None:
             engine.forget_device(llm)
         engine.generate_batch(llm, seeds, rng.choice((70, 165, 325)), new_tokens=rng.randint(1, 40))
     engine.generate_batch(llm, [1, 2, 3, 3])
-    for _ in range(3):
-        engine.generate(llm, 99, tiny_model.BLOCK_TOKENS // 4)  # It makes the engine step, and stores nothing.
+    come_to_rest(llm)
+
+
+def come_to_rest(llm: LLM) -> None:
+    """Has an engine take steps in which it stores nothing, until what was under way has ended and is published."""
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.connector.connector_scheduler.manager
+    for _ in range(4):
+        for tier in manager.secondary_tiers:
+            tier.drain_jobs()
+        engine.generate(llm, 99, tiny_model.BLOCK_TOKENS // 4)
 
 
 def main() -> None:
@@ -149,9 +177,11 @@ def main() -> None:
         offload_options=options,
     )
     described = options.get("self_describing_kv_events", True)
-    views = Views(llm, instrumented, subscriber, port, options.get("blocks_per_chunk", 1) if described else 1)
+    views = Views(
+        llm, instrumented, subscriber, port, options.get("blocks_per_chunk", 1) if described else 1, folder / "blocks"
+    )
     views.watch(views.check)
-    _work(llm, random.Random(str(options)))
+    work(llm, random.Random(str(options)), OPERATIONS)
     before = views.say()
     counted = [
         {

@@ -189,9 +189,8 @@ def test_a_whole_engine_publishes_what_it_holds(tmp_path: Path, options: tuple[s
         assert at["subscribed"] == at["received"] == at["published"]
     held, published = before["held"], before["published"]
     assert held["device"] == published["device"] > 0
-    assert published["disk"] > 0
-    if options != ("blocks_per_chunk=2",):
-        assert held["host"] == published["host"] > 0
+    assert before["announced"]["disk"] == published["disk"] > 0
+    assert held["host"] == published["host"] > 0
     for counted in result["counted"]:
         assert counted["ours"] == counted["subscribed"]
     assert result["cleared"][0] == result["cleared"][1] > 1
