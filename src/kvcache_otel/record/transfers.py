@@ -149,7 +149,9 @@ class Transfers:
         Args:
             make_probe: Gives the probe, when that is needed: most children begin nothing.
         """
-        self._underway.hand_to(copy(self))
+        left = copy(self)
+        left._active = unread()  # The parent's: here it has no row that an end could be missing from.
+        self._underway.hand_to(left)
         self._keys.clear()
         anew = partial(self._begin_anew, make_probe)
         vars(self).update(begin=anew, transfer=anew)
