@@ -331,6 +331,9 @@ def test_it_pushes_when_an_endpoint_is_set_and_serves_as_well() -> None:
                 assert shown[tier][place] == whole(row.value)
         durations = receiver.find("kvcache.transfer.duration", {"kvcache.source.tier": "device"})
         assert durations[-1].count > 0
+        gauges, counters = ("kvcache.resident.blocks", "kvcache.lookup.tokens")
+        device = {"kvcache.tier": "device", "kvcache.view": "held"}
+        assert len(receiver.find(gauges, device)) == len(receiver.find(counters, {"kvcache.tier": "device"}))
 
 
 def test_lines_in_a_pipe_and_tables_in_the_end() -> None:
@@ -527,6 +530,7 @@ def test_a_collector_that_is_not_there_does_not_keep_it() -> None:
         it.says("^tier=device served=[1-9]")
         assert it.end(signal.SIGTERM) < 5
     assert not [line for line in it.err if "metrics at" in line]
+    assert [line for line in it.err if "did not get through" in line and "(OTEL_EXPORTER_OTLP_ENDPOINT)" in line]
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
