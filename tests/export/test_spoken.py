@@ -67,8 +67,24 @@ def test_a_last_export_that_does_not_get_through_is_said_to_be_the_last(
     exporter.shutdown()
     exporter.export(NOTHING)
     *_, last = [record.getMessage() for record in caplog.records]
-    assert last.startswith("kvcache: the last export did not get through to there: ")
+    assert last.startswith("kvcache: the last export did not get through in time to there: ")
     assert len(caplog.records) == (1 if before is OK else 2)
+
+
+def test_an_export_that_is_given_up_at_the_end_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    scripted = Scripted(FAILED)
+    exporter = SpokenExporter(scripted, "there")
+    export = scripted.export
+
+    def ended_meanwhile(*args: Any, **kwargs: Any) -> MetricExportResult:
+        exporter.shutdown()
+        assert len(caplog.records) == 1  # The process may not live to see it return.
+        return export(*args, **kwargs)
+
+    scripted.export = ended_meanwhile  # type: ignore[method-assign]
+    exporter.export(NOTHING)
+    [line] = caplog.messages
+    assert line.startswith("kvcache: the last export did not get through in time")
 
 
 def test_exports_that_get_through_end_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
