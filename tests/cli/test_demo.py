@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvcache_otel.cli import command, demo_rows
 from kvcache_otel.demo import cache as demo_cache
 from kvcache_otel.demo import workload as demo_workload
+from tests.cli.screen import on_screen
 from tests.conftest import require
 from tests.support.otlp_receiver import otlp_receiver
 from tests.support.processes import free_port, wait_until
@@ -402,6 +403,9 @@ class Terminal:
             self._raw += more
         return self._raw.decode(errors="replace")
 
+    def write(self, typed: bytes) -> None:
+        os.write(self._ours, typed)
+
     def shows(self, pattern: str) -> None:
         wait_until(lambda: re.search(pattern, self.screen), what=f"{pattern} in {self.screen}")
 
@@ -430,6 +434,24 @@ def test_a_live_view_in_a_terminal(number: int) -> None:
         assert max(len(line) for line in re.split(r"[\r\n]+", screen)) <= 80
         # What is there in the end is all of it, the last line too.
         assert screen.rstrip().splitlines()[-1].startswith("storage had ")
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("lines", [24, 45, 60])
+def test_an_interrupt_from_the_keyboard_leaves_one_view(lines: int) -> None:
+    """The terminal itself writes ^C, behind what is drawn."""
+    terminal = Terminal("--port", "0", "--every", "0.1", "--rate", "0", lines=lines)
+    try:
+        terminal.shows(r"disk +\d{3},\d{3} ")
+        terminal.write(b"\x03")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ended() == 0
+        screen = on_screen(terminal.raw, 80)
+        assert "^C" in terminal.raw
+        assert len([line for line in screen if " answers; " in line]) == 1
+        assert len([line for line in screen if line.startswith("tier ")]) == 1
+        assert [line for line in screen if line.startswith("storage had ")]
     finally:
         terminal.close()
 

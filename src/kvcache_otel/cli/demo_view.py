@@ -238,7 +238,7 @@ def _live(look: Callable[[], Seen], title: Callable[[], str], glyphs: str) -> Ge
     from rich.text import Text
 
     def drawn() -> Group:
-        parts: list[Drawing | Text] = [Text(title(), style="bold", no_wrap=True, overflow="ellipsis")]
+        parts: list[Drawing | Text] = [Text(title(), style="bold")]
         apart = [Text("")] if shutil.get_terminal_size().lines >= ROOMY else []
         seen = look()
         for table in tables(seen, glyphs):

@@ -86,19 +86,25 @@ class _Display:
             self._failed = error
 
     def _draw(self) -> None:
-        from rich.console import Console
+        from rich.console import Console, Group
         from rich.live import Live
         from rich.text import Text
 
         console = Console(file=cast("IO[str]", Beside(sys.stdout)))
         apart: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-        with Live(self._first, console=console, **apart) as display:
+        shown = self._first
+        with Live(console=console, **apart) as display:
+            # The cursor waits on a line of its own. The terminal writes ^C there: behind a full line, that would go on
+            # in the next one, and what is drawn then would not begin where it should.
+            display.update(Group(shown, Text("")), refresh=True)
             while (due := self._due()) is not None:
                 lines, newest = due
                 if lines:
                     console.print(Text("\n".join(lines)))
                 if newest is not None:
-                    display.update(newest, refresh=True)
+                    shown = newest
+                    display.update(Group(shown, Text("")), refresh=True)
+            display.update(shown)
 
     def _due(self) -> tuple[list[str], Any] | None:
         """Waits until there is something to do, and returns it; None for nothing any more."""
