@@ -369,16 +369,18 @@ def test_lines_in_a_pipe_and_tables_in_the_end() -> None:
 
 
 class Terminal:
-    """A terminal of 80 columns, and a demo in it.
+    """A terminal, and a demo in it.
 
     Attributes:
         process: The demo.
         screen: Everything that it has written, without what commands the terminal.
     """
 
-    def __init__(self, *arguments: str, lines: int = 24, term: str = "xterm", program: list[str] = PROGRAM) -> None:
+    def __init__(
+        self, *arguments: str, lines: int = 24, columns: int = 80, term: str = "xterm", program: list[str] = PROGRAM
+    ) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         variables = {key: value for key, value in environ(TERM=term).items() if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [*program, "demo", *arguments], env=variables, stdin=theirs, stdout=theirs, stderr=theirs
@@ -434,6 +436,15 @@ def test_a_live_view_in_a_terminal(number: int) -> None:
         assert max(len(line) for line in re.split(r"[\r\n]+", screen)) <= 80
         # What is there in the end is all of it, the last line too.
         assert screen.rstrip().splitlines()[-1].startswith("storage had ")
+    finally:
+        terminal.close()
+
+
+def test_a_narrow_terminal_is_told_what_there_is_no_room_for() -> None:
+    terminal = Terminal("--port", "0", "--every", "0.2", lines=50, columns=60)
+    try:
+        terminal.shows(r"device +[\d,]+ +\d+% +3,072 +[\d,]+ +\d+ +\d+")
+        terminal.shows(r"no room for: used, evict, free, timed by, moved")
     finally:
         terminal.close()
 
