@@ -632,7 +632,8 @@ def test_watch_follows_it_by_the_very_command_that_it_prints(host: str) -> None:
         ("--publish inproc://here", "--publish inproc://here: it is neither tcp://host:port nor ipc://path"),
         ("--publish tcp://nonsense", "kvcache-otel demo: --publish tcp://nonsense: Invalid argument"),
         ("--replay tcp://127.0.0.1:*", "kvcache-otel demo: --replay needs --publish"),
-        ("--colour", "unrecognized arguments: --colour"),
+        ("--colour", "kvcache-otel demo: error: unrecognized arguments: --colour"),
+        ("bogus", "kvcache-otel demo: error: unrecognized arguments: bogus"),
     ],
 )
 def test_bad_arguments(
@@ -653,6 +654,7 @@ def test_bad_arguments(
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
     assert why in err.splitlines()[-1]
+    assert "usage:" not in err or err.startswith("usage: kvcache-otel demo [-h] [--users N] ")
     assert len([line for line in err.splitlines() if "usage:" not in line and not line.startswith(" ")]) == 1
     wait_until(lambda: set(threading.enumerate()) <= threads, what=f"{threading.enumerate()}")
     assert list(tmp_path.iterdir()) == []

@@ -160,6 +160,7 @@ def test_once_is_a_table(publisher: FakePublisher) -> None:
         publisher.publish(removed([0, 1]), rank=9)
         publisher.send(b"", frame(2**64 - 1), b"")
         assert it.process.wait(20) == 0
+    assert not [line for line in it.err if " INFO " in line]
     head, second, first, silent = (line.split() for line in it.out)
     if first[1] == "9":  # Ranks in the order of their numbers.
         first, second = second, first

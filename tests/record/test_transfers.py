@@ -1171,3 +1171,18 @@ def test_a_transfer_is_counted_before_it_has_a_duration(clock: str, monkeypatch:
     assert recorder.harvester.flush(20.0)
     recorder.harvester.stop(20.0)
     assert finished == [1]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_transfer_that_says_nonsense_of_its_bytes_has_a_duration_all_the_same(clock: str) -> None:
+    recorder = Recorder(Identity("custom", "Order"))
+    copies = Transfers(CacheProbe(recorder, recorder.identity), "device", "host")
+    begin = copies.begin
+    copies.begin = lambda: begin(bytes=2.0)  # type: ignore[arg-type,method-assign,assignment]
+    CLOCKS[clock](copies)
+    assert recorder.harvester.flush(20.0)
+    recorder.harvester.stop(20.0)
+    [*samples] = (sum(row.cell.read()[0]) for row in recorder.histograms(semconv.TRANSFER_DURATION))
+    assert sum(samples) == 1
+    assert [point.value for point in recorder.points(semconv.TRANSFER_OPERATIONS)] == [1]
+    assert sum(point.value for point in recorder.points(semconv.TELEMETRY_ERRORS)) == 1

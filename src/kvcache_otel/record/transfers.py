@@ -415,14 +415,18 @@ class Transfers:
         except BaseException as error:
             let_through(error)
             self._complaints.untimed(error)
-        self._count(transfer, route)
-        if seconds is not None:
-            route.duration.record(seconds)
+        try:
+            self._count(transfer, route)
+        finally:
+            if seconds is not None:
+                route.duration.record(seconds)
 
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
-        self._count(transfer, route)  # First: whoever reads between the two finds no duration of what is not counted.
-        route.duration.record(plain(seconds))
+        try:
+            self._count(transfer, route)  # First: whoever reads meanwhile finds no duration of what is not counted.
+        finally:  # Whatever it was said to have moved, it has ended.
+            route.duration.record(plain(seconds))
 
     def _count(self, transfer: Transfer, route: Route) -> None:
         self._active.add(-1)
