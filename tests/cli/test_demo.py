@@ -452,9 +452,11 @@ def test_a_narrow_terminal_is_told_what_there_is_no_room_for() -> None:
 @pytest.mark.parametrize("lines", [24, 45, 60])
 def test_an_interrupt_from_the_keyboard_leaves_one_view(lines: int) -> None:
     """The terminal itself writes ^C, behind what is drawn."""
-    terminal = Terminal("--port", "0", "--every", "0.1", "--rate", "0", lines=lines)
+    terminal = Terminal("--port", "0", "--every", "0.5", "--rate", "0", lines=lines)
     try:
         terminal.shows(r"disk +\d{3},\d{3} ")
+        before = terminal.screen  # All of a view: until there is another, nothing is drawn that ^C could get into.
+        assert before
         terminal.write(b"\x03")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.ended() == 0

@@ -17,8 +17,11 @@ from kvcache_otel.cli.beside import Beside, Log
 from kvcache_otel.cli.watch_output import LAST_SECONDS, LOGGED, LogHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
     from typing import IO, TextIO
+
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
 
 
 @contextmanager
@@ -86,7 +89,7 @@ class _Display:
             self._failed = error
 
     def _draw(self) -> None:
-        from rich.console import Console, Group
+        from rich.console import Console
         from rich.live import Live
         from rich.text import Text
 
@@ -94,16 +97,14 @@ class _Display:
         apart: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
         shown = self._first
         with Live(console=console, **apart) as display:
-            # The cursor waits on a line of its own. The terminal writes ^C there: behind a full line, that would go on
-            # in the next one, and what is drawn then would not begin where it should.
-            display.update(Group(shown, Text("")), refresh=True)
+            display.update(_Whole(shown), refresh=True)
             while (due := self._due()) is not None:
                 lines, newest = due
                 if lines:
                     console.print(Text("\n".join(lines)))
                 if newest is not None:
                     shown = newest
-                    display.update(Group(shown, Text("")), refresh=True)
+                    display.update(_Whole(shown), refresh=True)
             display.update(shown)
 
     def _due(self) -> tuple[list[str], Any] | None:
@@ -115,6 +116,29 @@ class _Display:
             due = self._lines, self._newest
             self._lines, self._newest = [], None
         return due
+
+
+class _Whole:
+    """What is shown as far as the terminal is high, and an empty line, on which the cursor waits.
+
+    The terminal writes ^C where the cursor is: behind a full line that would go on in the next one, and what is drawn
+    then would not begin where it should.
+    """
+
+    def __init__(self, what: Any) -> None:
+        self._what = what
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        lines = console.render_lines(self._what, options, pad=False)
+        room = max(options.size.height - 1, 1)
+        if len(lines) > room:
+            lines = [*lines[: room - 1], [Segment("...")]]
+        for line in lines:
+            yield from line
+            yield Segment.line()
+        yield Segment.line()
 
 
 @contextmanager

@@ -93,7 +93,8 @@ class Settings(NamedTuple):
             return f"Prometheus at {scrape_url(self.prometheus_host, self.prometheus_port)} ({self.variable})"
         if exporter in (OTLP_GRPC, OTLP_HTTP):
             transport = "gRPC" if exporter == OTLP_GRPC else "HTTP"
-            variable = self.endpoint_variable or self.variable
+            told = self.variable.startswith(self.endpoint_variable)  # With its value; or there is none.
+            variable = self.variable if told else self.endpoint_variable
             return f"OTLP over {transport} to {self.endpoint(exporter)} every {self.interval_s:g} s ({variable})"
         return f"{one_line(exporter)} every {self.interval_s:g} s ({self.variable})"
 
