@@ -18,7 +18,7 @@ from kvcache_otel.engines.hooks import HookSet
 from kvcache_otel.engines.versions import is_before
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     from opentelemetry.metrics import MeterProvider
 
@@ -152,7 +152,10 @@ class Instrumentation:
             self._rehearsed = before
 
     def detach(self) -> None:
-        """Gives every engine its own functions back and ends exporting; a second call does nothing."""
+        """Exports a last time and gives every engine its own functions back; a second call does nothing."""
+        with self._lock:
+            exporting = self._runtime, *(other for _, other in self._others.values())
+        _stop(exporting)  # First: gauges end with the hooks, and belong to the last export as all else.
         generic: Any = sys.modules.get("kvcache_otel.engines.generic.handle")
         if generic is not None:
             generic.remove_all()
@@ -171,9 +174,7 @@ class Instrumentation:
                     Exception
                 ):  # What an engine's objects do when they are touched is not the caller's affair.
                     adapter.forget()
-        for stopping in (runtime, *(other for _, other in others.values())):
-            if stopping is not None:
-                stopping.stop()
+        _stop((runtime, *(other for _, other in others.values())))  # What came to life meanwhile.
 
     def _warn(self, problem: str) -> None:
         """Says what holds for every engine once, and not once for each."""
@@ -216,6 +217,12 @@ class Instrumentation:
             assert self._settings is not None
             self._runtime = Runtime(self._settings, tuple(self.hooks.values()), meter_provider=self._meter_provider)
         return self._runtime
+
+
+def _stop(runtimes: Iterable[Runtime | None]) -> None:
+    for runtime in runtimes:
+        if runtime is not None:
+            runtime.stop()
 
 
 def is_installed(engine: str) -> bool:

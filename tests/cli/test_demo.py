@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvcache_otel.cli import command, demo_rows
 from kvcache_otel.demo import cache as demo_cache
 from kvcache_otel.demo import workload as demo_workload
+from tests.cli.screen import on_screen
 from tests.conftest import require
 from tests.support.otlp_receiver import otlp_receiver
 from tests.support.processes import free_port, wait_until
@@ -331,6 +332,9 @@ def test_it_pushes_when_an_endpoint_is_set_and_serves_as_well() -> None:
                 assert shown[tier][place] == whole(row.value)
         durations = receiver.find("kvcache.transfer.duration", {"kvcache.source.tier": "device"})
         assert durations[-1].count > 0
+        gauges, counters = ("kvcache.resident.blocks", "kvcache.lookup.tokens")
+        device = {"kvcache.tier": "device", "kvcache.view": "held"}
+        assert len(receiver.find(gauges, device)) == len(receiver.find(counters, {"kvcache.tier": "device"}))
 
 
 def test_lines_in_a_pipe_and_tables_in_the_end() -> None:
@@ -365,16 +369,18 @@ def test_lines_in_a_pipe_and_tables_in_the_end() -> None:
 
 
 class Terminal:
-    """A terminal of 80 columns, and a demo in it.
+    """A terminal, and a demo in it.
 
     Attributes:
         process: The demo.
         screen: Everything that it has written, without what commands the terminal.
     """
 
-    def __init__(self, *arguments: str, lines: int = 24, term: str = "xterm", program: list[str] = PROGRAM) -> None:
+    def __init__(
+        self, *arguments: str, lines: int = 24, columns: int = 80, term: str = "xterm", program: list[str] = PROGRAM
+    ) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         variables = {key: value for key, value in environ(TERM=term).items() if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [*program, "demo", *arguments], env=variables, stdin=theirs, stdout=theirs, stderr=theirs
@@ -398,6 +404,9 @@ class Terminal:
                 break
             self._raw += more
         return self._raw.decode(errors="replace")
+
+    def write(self, typed: bytes) -> None:
+        os.write(self._ours, typed)
 
     def shows(self, pattern: str) -> None:
         wait_until(lambda: re.search(pattern, self.screen), what=f"{pattern} in {self.screen}")
@@ -427,6 +436,35 @@ def test_a_live_view_in_a_terminal(number: int) -> None:
         assert max(len(line) for line in re.split(r"[\r\n]+", screen)) <= 80
         # What is there in the end is all of it, the last line too.
         assert screen.rstrip().splitlines()[-1].startswith("storage had ")
+    finally:
+        terminal.close()
+
+
+def test_a_narrow_terminal_is_told_what_there_is_no_room_for() -> None:
+    terminal = Terminal("--port", "0", "--every", "0.2", lines=50, columns=60)
+    try:
+        terminal.shows(r"device +[\d,]+ +\d+% +3,072 +[\d,]+ +\d+ +\d+")
+        terminal.shows(r"no room for: used, evict, free, timed by, moved")
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("lines", [24, 45, 60])
+def test_an_interrupt_from_the_keyboard_leaves_one_view(lines: int) -> None:
+    """The terminal itself writes ^C, behind what is drawn."""
+    terminal = Terminal("--port", "0", "--every", "0.5", "--rate", "0", lines=lines)
+    try:
+        terminal.shows(r"disk +\d{3},\d{3} ")
+        before = terminal.screen  # All of a view: until there is another, nothing is drawn that ^C could get into.
+        assert before
+        terminal.write(b"\x03")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.ended() == 0
+        screen = on_screen(terminal.raw, 80)
+        assert "^C" in terminal.raw
+        assert len([line for line in screen if " answers; " in line]) == 1
+        assert len([line for line in screen if line.startswith("tier ")]) == 1
+        assert [line for line in screen if line.startswith("storage had ")]
     finally:
         terminal.close()
 
@@ -527,6 +565,7 @@ def test_a_collector_that_is_not_there_does_not_keep_it() -> None:
         it.says("^tier=device served=[1-9]")
         assert it.end(signal.SIGTERM) < 5
     assert not [line for line in it.err if "metrics at" in line]
+    assert [line for line in it.err if "did not get through" in line and "(OTEL_EXPORTER_OTLP_ENDPOINT)" in line]
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -595,7 +634,8 @@ def test_watch_follows_it_by_the_very_command_that_it_prints(host: str) -> None:
         ("--publish inproc://here", "--publish inproc://here: it is neither tcp://host:port nor ipc://path"),
         ("--publish tcp://nonsense", "kvcache-otel demo: --publish tcp://nonsense: Invalid argument"),
         ("--replay tcp://127.0.0.1:*", "kvcache-otel demo: --replay needs --publish"),
-        ("--colour", "unrecognized arguments: --colour"),
+        ("--colour", "kvcache-otel demo: error: unrecognized arguments: --colour"),
+        ("bogus", "kvcache-otel demo: error: unrecognized arguments: bogus"),
     ],
 )
 def test_bad_arguments(
@@ -616,6 +656,7 @@ def test_bad_arguments(
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
     assert why in err.splitlines()[-1]
+    assert "usage:" not in err or err.startswith("usage: kvcache-otel demo [-h] [--users N] ")
     assert len([line for line in err.splitlines() if "usage:" not in line and not line.startswith(" ")]) == 1
     wait_until(lambda: set(threading.enumerate()) <= threads, what=f"{threading.enumerate()}")
     assert list(tmp_path.iterdir()) == []

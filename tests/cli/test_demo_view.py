@@ -176,6 +176,22 @@ def test_nothing_is_wider_than_80_columns(scale: int) -> None:
     assert len(demo_view.prefetched(demo_rows.read(filled.recorder))) <= 80
 
 
+@pytest.mark.parametrize("scale", [1, 10**7])
+@pytest.mark.parametrize("width", range(32, 84, 4))
+def test_a_narrow_terminal_leaves_columns_out_and_cuts_no_number(scale: int, width: int) -> None:
+    filled = Filled()
+    filled.fill(scale)
+    for table in demo_view.tables(demo_rows.read(filled.recorder)):
+        found, left_out = demo_view.fitted(table, width)
+        assert max(map(len, demo_view.text(found).splitlines())) <= width
+        assert [head for head in table.head if head not in left_out] == list(found.head)
+        assert left_out == [] or width < 80
+        for before, after in zip(table.rows, found.rows, strict=True):
+            kept = dict(zip(table.head, before, strict=True))
+            for head, cell in zip(found.head, after, strict=True):
+                assert cell == kept[head] or (head == "why" and "…" in cell)
+
+
 def test_a_cache_that_has_nothing_is_shown_too() -> None:
     seen = demo_rows.read(Recorder(Identity("custom", "Nothing")))
     assert seen == (0, 0, [], [], [], {}, {})

@@ -217,6 +217,18 @@ def test_whatever_makes_a_cache_can_be_named(run: Doctor, shop: Path, source: st
     assert "ok 1 of 1 hooks and gauges are attached" in said.words
 
 
+READS = """
+import shop
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+reader = InMemoryMetricReader()
+cache = shop.make(meter_provider=MeterProvider([reader]))
+print(reader.get_metrics_data().resource_metrics)
+"""
+"""What the tutorial is, pasted into one file: it makes a cache and reads its metrics."""
+
+
 @pytest.mark.parametrize(
     ("target", "why", "remedy"),
     [
@@ -227,8 +239,12 @@ def test_whatever_makes_a_cache_can_be_named(run: Doctor, shop: Path, source: st
         (":make", "':make' names no module", "mypackage.module:make_cache"),
         ("", "'' names no module", "mypackage.module:make_cache"),
         ("shop/make", "'shop/make' names no module", "mypackage.module:make_cache"),
-        ("shop.py", "there is no module shop.py", "in the folder, of the program"),
-        ("broken", "importing broken fails: ZeroDivisionError: division by zero", ""),
+        ("shop.py", "shop.py is a file", "name its module, as in kvcache-otel doctor shop"),
+        ("shop.py:make", "shop.py is a file", "kvcache-otel doctor shop:make"),
+        ("{folder}/shop.py", "shop.py is a file", "in its folder, as in kvcache-otel doctor shop"),
+        ("absent.py", "there is no module absent", "in the folder, of the program"),
+        ("broken", "importing broken fails: ZeroDivisionError: division by zero", "if __name__"),
+        ("reads", "importing reads fails: AttributeError: 'NoneType' object has no", "exports nothing meanwhile"),
         ("shop:with_arguments", "shop:with_arguments needs arguments: missing a required argument: 'size'", "none"),
         ("shop:later", "it is a coroutine", "name a function that takes none"),
         ("shop:ends", "shop:ends fails: SystemExit: 4", ""),
@@ -246,8 +262,9 @@ def test_what_keeps_a_cache_from_being_measured_is_one_clear_line(
     run: Doctor, shop: Path, target: str, why: str, remedy: str
 ) -> None:
     (shop / "broken.py").write_text("1 / 0\n")
+    (shop / "reads.py").write_text(READS)
     importlib.invalidate_caches()
-    said = run(target)
+    said = run(target.format(folder=shop))
     assert said.status == 1
     assert said.sentence.startswith("Nothing would be measured: ")
     assert why in said.sentence

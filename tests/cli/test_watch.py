@@ -24,8 +24,8 @@ import zmq
 from rich.cells import cell_len
 
 from kvcache_otel.cli import command, watch_view
+from kvcache_otel.cli.fit import SHORTEST_NAME, fit, shortened
 from kvcache_otel.cli.repeated import FIRST
-from kvcache_otel.cli.watch_fit import SHORTEST_NAME, fit, shortened
 from kvcache_otel.cli.watch_output import UNREAD_SECONDS
 from kvcache_otel.events.counts import CELLS
 from kvcache_otel.events.index import BlockIndex, series
@@ -160,6 +160,7 @@ def test_once_is_a_table(publisher: FakePublisher) -> None:
         publisher.publish(removed([0, 1]), rank=9)
         publisher.send(b"", frame(2**64 - 1), b"")
         assert it.process.wait(20) == 0
+    assert not [line for line in it.err if " INFO " in line]
     head, second, first, silent = (line.split() for line in it.out)
     if first[1] == "9":  # Ranks in the order of their numbers.
         first, second = second, first
@@ -848,3 +849,25 @@ def test_the_libraries_of_the_extra_are_imported_only_for_it(code: str) -> None:
         [sys.executable, "-c", f"{code}\n{report}"], env=environ(), capture_output=True, text=True, timeout=60
     )
     assert sorted(eval(done.stderr.splitlines()[-1])) == sorted(wanted)
+
+
+def _row_of(**numbers: str) -> watch_view.Row:
+    cells = dict.fromkeys(watch_view._COLUMNS, "0")
+    cells |= {"worker": "inference-engine-of-a-pod-0", "engine": "vllm", "state": "connected", "age": "0.1 s"}
+    return watch_view.Row(tuple((cells | numbers).values()), cells["worker"])
+
+
+@pytest.mark.parametrize("width", range(24, 160, 4))
+def test_a_column_above_zero_is_not_hidden_without_a_word(width: int) -> None:
+    found = [_row_of(resets="1", recovered="1,040"), _row_of(recovered="2", lost="-")]
+    shown = watch_view.fitted(found, width, 2)
+    for column, total in (("resets", "1"), ("recovered", "1,042")):
+        assert (column in shown.cells) is not (f"{column} {total}" in shown.left_out)
+    if "engine" in shown.cells or "duplicate" in shown.cells:  # What says less goes first.
+        assert {"resets", "recovered"} <= {*shown.cells}
+    assert {*shown.cells, *(name.partition(" ")[0] for name in shown.left_out)} == {*watch_view._COLUMNS}
+
+
+def test_at_80_columns_what_is_above_zero_is_shown() -> None:
+    [_, line, *_] = watch_view.table([_row_of(device="12,345", resets="1", recovered="40")], 80).splitlines()
+    assert re.search(r" 12,345 .* 40 +1( |$)", line), line

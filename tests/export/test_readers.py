@@ -25,6 +25,9 @@ from kvcache_otel import semconv
 from kvcache_otel.export.instruments import SCOPE_NAME, Instruments
 from kvcache_otel.export.prometheus import PrometheusReader
 from kvcache_otel.export.readers import PeriodicReader, cell_reader
+from kvcache_otel.identity import Identity
+from kvcache_otel.record.probe import CacheProbe
+from kvcache_otel.record.transfers import Transfers
 from tests.export.journal import EVICTION, IDENTITY, SAMPLES, TRANSFER, Journal, points, said
 
 CUMULATIVE = AggregationTemporality.CUMULATIVE
@@ -266,3 +269,29 @@ def scrape(reader: PrometheusReader) -> list[tuple[str, dict[str, str], float]]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     ]
+
+
+@pytest.mark.parametrize("asked", [semconv.LIMIT, semconv.BLOCK_SIZE])
+@pytest.mark.parametrize("kind", [InMemory, Periodic])
+def test_no_collection_has_more_durations_than_operations_however_many_come_meanwhile(
+    journal: Journal, kind: Any, asked: Any
+) -> None:
+    copies = Transfers(CacheProbe(journal.recorder, Identity("custom", "Copies")), "device", "host")
+    labels: Any = {"kvcache.tier": "device"} | ({"kvcache.pool": "kv"} if asked is semconv.LIMIT else {})
+
+    def one_more() -> int:
+        copies.begin(bytes=1).end()
+        return 1
+
+    journal.recorder.observe(asked, labels, one_more)
+    bench = kind(journal, CUMULATIVE)
+    for _ in range(3):
+        data = bench.collect()
+        [operations] = points(data, semconv.TRANSFER_OPERATIONS.name)
+        durations = sum(
+            point.count
+            for point in points(data, semconv.TRANSFER_DURATION.name)
+            if point.attributes["kvcache.cache.type"] == "Copies"
+        )
+        assert durations <= operations.value
+    assert durations >= 2

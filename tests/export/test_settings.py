@@ -239,6 +239,15 @@ def test_a_configuration_file_decides_alone() -> None:
     assert problem == "OTEL_METRICS_EXPORTER=prometheus is ignored, because OTEL_CONFIG_FILE is set"
 
 
+@pytest.mark.parametrize("variable", [ENDPOINT, METRICS_ENDPOINT])
+def test_an_endpoint_is_shown_with_the_variable_that_has_it(variable: str) -> None:
+    """Whoever asked for OTLP otherwise, as our own demo does: that one is to be looked at where nobody is there."""
+    settings = Settings.from_environ({variable: "http://c:1"})
+    assert settings.describe(OTLP_GRPC) == f"OTLP over gRPC to http://c:1 every 10 s ({variable}=http://c:1)"
+    settings = Settings.from_environ({variable: "http://c:1", EXPORTER: "otlp,prometheus"})
+    assert settings.describe(OTLP_GRPC) == f"OTLP over gRPC to http://c:1 every 10 s ({variable})"
+
+
 def test_describe_names_the_variable() -> None:
     settings = Settings.from_environ({EXPORTER: "otlp,prometheus,console"})
     for exporter in settings.exporters:

@@ -57,6 +57,51 @@ def test_each_change_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert all("VARIABLE=there" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize("before", [FAILED, OK])
+def test_a_last_export_that_does_not_get_through_is_said_to_be_the_last(
+    caplog: pytest.LogCaptureFixture, before: MetricExportResult
+) -> None:
+    """One that waits to be tried again is told to give up before it has failed."""
+    exporter = SpokenExporter(Scripted(before, FAILED), "there")
+    exporter.export(NOTHING)
+    exporter.shutdown()
+    exporter.export(NOTHING)
+    *_, last = [record.getMessage() for record in caplog.records]
+    assert last.startswith("kvcache: the last export did not get through in time to there: ")
+    assert len(caplog.records) == (1 if before is OK else 2)
+
+
+def test_an_export_that_is_given_up_at_the_end_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    scripted = Scripted(FAILED)
+    exporter = SpokenExporter(scripted, "there")
+    export = scripted.export
+
+    def ended_meanwhile(*args: Any, **kwargs: Any) -> MetricExportResult:
+        exporter.shutdown()
+        assert len(caplog.records) == 1  # The process may not live to see it return.
+        return export(*args, **kwargs)
+
+    scripted.export = ended_meanwhile  # type: ignore[method-assign]
+    exporter.export(NOTHING)
+    [line] = caplog.messages
+    assert line.startswith("kvcache: the last export did not get through in time")
+
+
+def test_exports_that_get_through_end_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = SpokenExporter(Scripted(OK), "there")
+    exporter.export(NOTHING)
+    exporter.shutdown()
+    assert caplog.records == []
+
+
+def test_nothing_is_promised_of_another_export(caplog: pytest.LogCaptureFixture) -> None:
+    cumulative = Scripted(FAILED)
+    cumulative._preferred_temporality = {Counter: AggregationTemporality.CUMULATIVE}
+    SpokenExporter(cumulative, "there").export(NOTHING)
+    [line] = caplog.messages
+    assert "has it all, if there is one before the process ends" in line
+
+
 def test_an_exception_is_a_failure_and_passes(caplog: pytest.LogCaptureFixture) -> None:
     exporter = SpokenExporter(Scripted(ConnectionError("gone"), ConnectionError("gone")), "there")
     for _ in range(2):

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from kvcache_otel import semconv
 from kvcache_otel.identity import Identity
 from kvcache_otel.record import foreign, reading, timing, underway
+from kvcache_otel.record.cells import Histogram
 from kvcache_otel.record.keys import LATER
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
@@ -32,7 +33,7 @@ from tests.support.processes import wait_until
 from tests.support.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 THREAD = "kvcache-otel-harvester"
 ENOUGH_S = 20.0
@@ -1130,3 +1131,58 @@ def test_a_hundred_thousand_transfers_leave_memory_and_threads_where_they_were(s
     assert scene.transfers.open_keys == 0
     assert len(scene.device.made) < 2 * timing.LIMIT + 100
     assert scene.active == 0
+
+
+class Mark:
+    """An event that is passed after it was asked so many times."""
+
+    def __init__(self, asked: int = 0) -> None:
+        self.left = asked
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def elapsed_time(self, _: Any) -> float:
+        return 1.0
+
+
+CLOCKS: dict[str, Callable[[Transfers], object]] = {
+    "wall clock": lambda copies: copies.begin().end(),
+    "engine report": lambda copies: copies.begin().end(seconds=0.5),
+    "events that are done": lambda copies: copies.begin().end(events=(Mark(), Mark())),
+    "events that wait": lambda copies: copies.begin().end(events=(Mark(), Mark(1))),
+}
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_transfer_is_counted_before_it_has_a_duration(clock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(Identity("custom", "Order"))
+    copies = Transfers(CacheProbe(recorder, recorder.identity), "device", "host")
+    finished: list[int | float] = []
+    record = Histogram.record
+
+    def spied(cell: Histogram, sample: float) -> None:
+        finished.append(sum(point.value for point in recorder.points(semconv.TRANSFER_OPERATIONS)))
+        record(cell, sample)
+
+    monkeypatch.setattr(Histogram, "record", spied)
+    CLOCKS[clock](copies)
+    assert recorder.harvester.flush(20.0)
+    recorder.harvester.stop(20.0)
+    assert finished == [1]
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_transfer_that_says_nonsense_of_its_bytes_has_a_duration_all_the_same(clock: str) -> None:
+    recorder = Recorder(Identity("custom", "Order"))
+    copies = Transfers(CacheProbe(recorder, recorder.identity), "device", "host")
+    begin = copies.begin
+    copies.begin = lambda: begin(bytes=2.0)  # type: ignore[arg-type,method-assign,assignment]
+    CLOCKS[clock](copies)
+    assert recorder.harvester.flush(20.0)
+    recorder.harvester.stop(20.0)
+    [*samples] = (sum(row.cell.read()[0]) for row in recorder.histograms(semconv.TRANSFER_DURATION))
+    assert sum(samples) == 1
+    assert [point.value for point in recorder.points(semconv.TRANSFER_OPERATIONS)] == [1]
+    assert sum(point.value for point in recorder.points(semconv.TELEMETRY_ERRORS)) == 1

@@ -39,7 +39,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
+    parser, commands = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # By itself argparse shows how to choose a command, though one was chosen.
+        commands.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # It may know ASCII alone.
             stream.reconfigure(errors="backslashreplace")
@@ -57,7 +60,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Commands]:
     parser = argparse.ArgumentParser(
         prog="kvcache-otel", description="OpenTelemetry metrics for the KV caches of LLM inference engines."
     )
@@ -65,4 +68,4 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_to(commands)
-    return parser
+    return parser, commands

@@ -33,9 +33,6 @@ _logger = logging.getLogger(__name__)
 ROUND_SECONDS = 0.1
 """How long it may take until it is seen that the process is to end."""
 
-FLUSH_SECONDS = 1.0
-"""What the last export may take."""
-
 
 def add_to(commands: Commands) -> None:
     """Adds the command to the command line."""
@@ -89,7 +86,6 @@ def _run(options: argparse.Namespace, workload: Workload, where: str, after: Exi
     recorder = runtime.recorder if runtime is not None else None
     if runtime is None or recorder is None:
         return _cannot("nothing can be measured in this process")
-    after.callback(runtime.flush, FLUSH_SECONDS)  # Before the gauges end.
     exported = _exported(runtime)
     for line in filter(None, (*exported, where)):
         print(f"kvcache-otel demo: {line}", file=sys.stderr)
@@ -152,7 +148,7 @@ def _exported(runtime: Runtime) -> list[str]:
     served = [f"metrics at {scrape_url(settings.prometheus_host, port)}" for port in exporter.ports]
     pushed = [endpoint for endpoint in exporter.endpoints if not (exporter.ports and endpoint.startswith("Prometheus"))]
     # Which variable it was says nothing: it may be one of ours.
-    return [*served, *(f"metrics go by {endpoint.removesuffix(f' ({settings.variable})')}" for endpoint in pushed)]
+    return [*served, *(f"metrics go by {endpoint.rpartition(' (OTEL_')[0] or endpoint}" for endpoint in pushed)]
 
 
 def _publish(cache: TieredCache, options: argparse.Namespace, after: ExitStack) -> str:

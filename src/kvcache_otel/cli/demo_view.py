@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel.cli.demo_rows import DROPPED
 from kvcache_otel.cli.extras import how
+from kvcache_otel.cli.fit import fit, shortened
 from kvcache_otel.cli.live import live
 from kvcache_otel.cli.terminal import is_drawn
 from kvcache_otel.semconv import Reason
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 NOTHING = "-"
 """In place of a number that there is none of."""
+
+GAP = 2
+"""Between two columns."""
 
 BAR = 14
 """Columns for how full a tier is."""
@@ -40,11 +44,15 @@ class Table(NamedTuple):
         head: Its columns; the first one says what it is about.
         rows: Its cells.
         left: How many columns are set to the left.
+        expendable: Columns that are left out where a terminal is narrow, the least needed first.
+        names: The column that may be cut.
     """
 
     head: tuple[str, ...]
     rows: list[tuple[str, ...]]
     left: int = 1
+    expendable: tuple[str, ...] = ()
+    names: int = 0
 
 
 class Show(Protocol):
@@ -73,14 +81,17 @@ def tables(seen: Seen, glyphs: str = GLYPHS) -> Iterator[Table]:
             *(_tier(row, seen.prompt, glyphs) for row in seen.tiers),
             ("computed", _whole(seen.computed), _share(seen.computed, seen.prompt), *[""] * 5),
         ],
+        expendable=(bar, "published", "held", "evicted", "limit", "share"),
     )
     yield Table(
         ("transfers", "timed by", "times", "moved", "p50 <=", "p99 <=", "moving", "now"),
         [_route(row) for row in seen.routes if row.transfers or row.active],
         left=2,
+        expendable=("timed by", "moved", "now", "p50 <=", "p99 <=", "moving"),
     )
     lost = [*_failed(seen), *(_loss(row) for row in seen.losses if _matters(row))]
-    yield Table(("lost or left undone", "why", ""), lost, left=2)
+    what = "lost or left undone"
+    yield Table((what, "why", ""), lost, left=2, expendable=(what,), names=1)
     if seen.doubts:
         yield Table(("these numbers may be wrong", ""), [(what, _whole(times)) for what, times in seen.doubts.items()])
 
@@ -151,15 +162,37 @@ def _failed(seen: Seen) -> Iterator[tuple[str, ...]]:
             yield "failed", f"{source} -> {destination}", f"{_whole(times)} transfers"
 
 
+def fitted(table: Table, width: int) -> tuple[Table, list[str]]:
+    """Returns a table that fits, and the columns that it is without: no number is cut.
+
+    Args:
+        table: The table.
+        width: How wide it may be.
+    """
+    lines = [table.head, *table.rows]
+    widths = {head: GAP + max(map(len, column)) for head, *column in zip(table.head, *lines, strict=True)}
+    names = table.head[table.names]
+    fitting = fit(widths, names, table.expendable, width + GAP)
+    places = [table.head.index(column) for column in fitting.columns]
+    shown = [
+        tuple(shortened(line[place], fitting.name - GAP) if place == table.names else line[place] for place in places)
+        for line in lines
+    ]
+    left = sum(place < table.left for place in places)
+    return Table(shown[0], shown[1:], left), fitting.left_out
+
+
 def text(table: Table) -> str:
     """Returns a table as plain text."""
     lines = [table.head, *table.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(
+        (" " * GAP)
+        .join(
             cell.ljust(width) if place < table.left else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
+        )
+        .rstrip()
         for line in lines
     )
 
@@ -238,11 +271,14 @@ def _live(look: Callable[[], Seen], title: Callable[[], str], glyphs: str) -> Ge
     from rich.text import Text
 
     def drawn() -> Group:
-        parts: list[Drawing | Text] = [Text(title(), style="bold", no_wrap=True, overflow="ellipsis")]
+        parts: list[Drawing | Text] = [Text(title(), style="bold")]
         apart = [Text("")] if shutil.get_terminal_size().lines >= ROOMY else []
         seen = look()
+        left_out: list[str] = []
         for table in tables(seen, glyphs):
-            drawing = Drawing(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+            table, without = fitted(table, shutil.get_terminal_size().columns)
+            left_out += ["used, evict, free" if column[0] == glyphs[0] else column for column in without]
+            drawing = Drawing(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
             for place, column in enumerate(table.head):
                 drawing.add_column(Text(column), justify="left" if place < table.left else "right", no_wrap=True)
             for row in table.rows:
@@ -250,6 +286,8 @@ def _live(look: Callable[[], Seen], title: Callable[[], str], glyphs: str) -> Ge
             parts += [*apart, drawing]
         if told := prefetched(seen):
             parts += [*apart, Text(told)]
+        if left_out:
+            parts += [*apart, Text(f"no room for: {', '.join(left_out)}", style="dim")]
         return Group(*parts)
 
     with live(drawn) as redraw:

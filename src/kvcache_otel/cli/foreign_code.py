@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
 
+NO_MODULE = "there is no module"
+"""How `try_import` begins where it is that."""
+
 _ran = False
 
 
@@ -37,7 +40,7 @@ def try_import(module: str) -> str:
         raise
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name:
-            return f"there is no module {words(error.name)}"
+            return f"{NO_MODULE} {words(error.name)}"
         return f"importing {module} fails: {reason(error)}"
     return ""
 

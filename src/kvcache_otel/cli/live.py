@@ -17,8 +17,11 @@ from kvcache_otel.cli.beside import Beside, Log
 from kvcache_otel.cli.watch_output import LAST_SECONDS, LOGGED, LogHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
     from typing import IO, TextIO
+
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
 
 
 @contextmanager
@@ -92,13 +95,17 @@ class _Display:
 
         console = Console(file=cast("IO[str]", Beside(sys.stdout)))
         apart: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
-        with Live(self._first, console=console, **apart) as display:
+        shown = self._first
+        with Live(console=console, **apart) as display:
+            display.update(_Whole(shown), refresh=True)
             while (due := self._due()) is not None:
                 lines, newest = due
                 if lines:
                     console.print(Text("\n".join(lines)))
                 if newest is not None:
-                    display.update(newest, refresh=True)
+                    shown = newest
+                    display.update(_Whole(shown), refresh=True)
+            display.update(shown)
 
     def _due(self) -> tuple[list[str], Any] | None:
         """Waits until there is something to do, and returns it; None for nothing any more."""
@@ -109,6 +116,29 @@ class _Display:
             due = self._lines, self._newest
             self._lines, self._newest = [], None
         return due
+
+
+class _Whole:
+    """What is shown as far as the terminal is high, and an empty line, on which the cursor waits.
+
+    The terminal writes ^C where the cursor is: behind a full line that would go on in the next one, and what is drawn
+    then would not begin where it should.
+    """
+
+    def __init__(self, what: Any) -> None:
+        self._what = what
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        lines = console.render_lines(self._what, options, pad=False)
+        room = max(options.size.height - 1, 1)
+        if len(lines) > room:
+            lines = [*lines[: room - 1], [Segment("...")]]
+        for line in lines:
+            yield from line
+            yield Segment.line()
+        yield Segment.line()
 
 
 @contextmanager

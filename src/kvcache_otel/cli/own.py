@@ -9,7 +9,7 @@ import sys
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcache_otel.cli.foreign_code import quiet, try_import
+from kvcache_otel.cli.foreign_code import NO_MODULE, quiet, try_import
 from kvcache_otel.cli.report import EngineReport, HookReport, failure, note, ok, reason, warning, words
 from kvcache_otel.engines.generic.handle import GAUGE, Instrumented, living, remove_all
 from kvcache_otel.export.provider import process_provider
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from kvcache_otel.identity import Identity
 
     Asked = tuple[Identity, MeterProvider | None]
+
+_ELSEWHERE = "run the doctor with the Python, and in the folder, of the program"
+_NOT_WHEN_IMPORTED = (
+    "the doctor imports it, and exports nothing meanwhile: put what runs the cache or reads its metrics under "
+    'if __name__ == "__main__":'
+)
 
 # Objects that a thing is made of, as far as they are looked at.
 _LOOKED_AT = 1_000_000
@@ -102,11 +108,13 @@ def examine(target: str) -> Examined:
 def _make(target: str, asked: Sequence[Asked]) -> Made:
     """Returns what a target names, or what it makes when it is called."""
     module, _, name = target.partition(":")
+    if module.endswith(".py") and os.path.isfile(module):
+        return Made(None, _file(module, name))
     if not all(part.isidentifier() for part in module.split(".")) or (":" in target and not name):
         remedy = "name it as in an import, as in mypackage.module:make_cache"
         return Made(None, failure(f"{words(target)!r} names no module and nothing in one", remedy))
     if why := try_import(module):
-        return Made(None, failure(why, "run the doctor with the Python, and in the folder, of the program"))
+        return Made(None, failure(why, _ELSEWHERE if why.startswith(NO_MODULE) else _NOT_WHEN_IMPORTED))
     thing: Any = sys.modules[module]
     try:
         for part in name.split(".") if name else ():
@@ -121,6 +129,13 @@ def _make(target: str, asked: Sequence[Asked]) -> Made:
     if not callable(thing) or any(handle.is_of(thing) for handle in before.handles):
         return Made(thing, None, before)
     return _call(thing, target, before)
+
+
+def _file(path: str, name: str) -> Finding:
+    folder, file = os.path.split(path)
+    where = ", in its folder" if folder else ""
+    target = file.removesuffix(".py") + (name and f":{name}")
+    return failure(f"{words(path)} is a file", f"name its module{where}, as in kvcache-otel doctor {words(target)}")
 
 
 def _call(maker: Any, target: str, before: Before) -> Made:

@@ -89,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"kvcache-otel watch: {error}: {how('watch')}", file=sys.stderr)
         return 2
     del msgspec, zmq
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, handlers=_handlers())
+    level = logging.WARNING if options.once else logging.INFO  # One table: what else comes and goes is no news.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=level, handlers=_handlers())
     from kvcache_otel.events.agreement import agree
     from kvcache_otel.events.discovery import Discovery
     from kvcache_otel.events.source import SourceError, parse

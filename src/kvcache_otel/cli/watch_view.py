@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kvcache_otel import semconv
+from kvcache_otel.cli.fit import fit, shortened
 from kvcache_otel.cli.live import live
 from kvcache_otel.cli.terminal import is_drawn
-from kvcache_otel.cli.watch_fit import fit, shortened
 from kvcache_otel.cli.watch_output import LAST_SECONDS, Output, OutputError
 from kvcache_otel.events.worker import OTHER
 from kvcache_otel.semconv import Tier
@@ -54,6 +54,9 @@ _EXPENDABLE = (
     "state",
 )
 """Columns that are left out where a terminal has no room for all, the least needed first."""
+
+_TROUBLE = ("duplicate", "resets", "recovered", "failures", "lost")
+"""Columns that are all zero as a rule. One that is not is left out last, and then its sum is said."""
 
 _LEFT = ("worker", "engine", "state")
 
@@ -164,7 +167,7 @@ class Fitted(NamedTuple):
 
     Attributes:
         cells: By column, its head and below it the cells.
-        left_out: Columns for which there is no room.
+        left_out: Columns for which there is no room, each with its sum where that is trouble.
     """
 
     cells: dict[str, list[str]]
@@ -182,9 +185,15 @@ def fitted(found: Sequence[Row], width: int, gap: int, measure: Callable[[str], 
     """
     cells = {_COLUMNS[place]: [_COLUMNS[place], *(row.cells[place] for row in found)] for place in _told(found)}
     widths = {column: gap + max(map(measure, lines)) for column, lines in cells.items()}
-    fitting = fit(widths, "worker", _EXPENDABLE, width)
+    trouble = {column: total for column in _TROUBLE if (total := _sum(cells.get(column, ())))}
+    fitting = fit(widths, "worker", sorted(_EXPENDABLE, key=lambda column: column in trouble), width)
     cells["worker"] = [shortened(name, fitting.name - gap, measure) for name in cells["worker"]]
-    return Fitted({column: cells[column] for column in fitting.columns}, fitting.left_out)
+    left_out = [f"{column} {trouble[column]:,}" if column in trouble else column for column in fitting.left_out]
+    return Fitted({column: cells[column] for column in fitting.columns}, left_out)
+
+
+def _sum(cells: Sequence[str]) -> int:
+    return sum(int(cell.replace(",", "")) for cell in cells[1:] if cell != NOTHING)
 
 
 def table(found: Sequence[Row], width: int = sys.maxsize, measure: Callable[[str], int] = len) -> str:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+# What is left of the time to end in, for saying that an export was given up.
+LAST_WORD_S = 0.1
+
 
 class Exporter:
     """What `start` has started. Every method returns in time and raises nothing, whatever the collector does.
@@ -123,7 +126,8 @@ class Exporter:
             if self._replay is not None:
                 self._replay.stop()
             if self._own:
-                self._provider.shutdown(timeout_millis=max(self._deadline - time.monotonic(), 0.001) * 1000)
+                left = self._deadline - time.monotonic() - LAST_WORD_S
+                self._provider.shutdown(timeout_millis=max(left, 0.001) * 1000)
             elif not has_ended(self._provider):
                 self._flush(self._deadline)
         finally:

@@ -31,6 +31,8 @@ from kvcache_otel.export.instruments import SCOPE_NAME
 from kvcache_otel.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvcache_otel.record import cells
     from kvcache_otel.record.recorder import HistogramRow, Recorder
     from kvcache_otel.spec import MetricSpec
@@ -51,6 +53,7 @@ class HistogramCollector:
         self._delta = temporality is AggregationTemporality.DELTA
         self._start_ns = time.time_ns()
         self._seen: dict[cells.Histogram, tuple[list[int], float]] = {}
+        self._ended = recorder.ended
         # A flush and the reader's own round may overlap, and no sample may be in both of their deltas.
         self._lock = threading.Lock()
 
@@ -74,7 +77,15 @@ class HistogramCollector:
             ]
             if self._delta:
                 self._start_ns = now_ns
+            if self._ended != self._recorder.ended:
+                self._ended = self._recorder.ended
+                self._forget_ended()
             return metrics
+
+    def _forget_ended(self) -> None:
+        histograms = (spec for spec in semconv.METRICS.values() if spec.instrument == "histogram")
+        living = {row.cell for spec in histograms for row in self._recorder.histograms(spec)}
+        self._seen = {cell: before for cell, before in self._seen.items() if cell in living}
 
     def _points(self, spec: MetricSpec, now_ns: int) -> list[HistogramDataPoint]:
         points = (self._point(row, now_ns) for row in self._recorder.histograms(spec))
@@ -110,6 +121,9 @@ class HistogramCollector:
 class CellReader(MetricReader):
     """Goes before any other class of reader and adds the histogram cells to what that one receives.
 
+    They are read before the counters: what has a duration was counted before, so no collection has more of the one than
+    of the other.
+
     In a forked child it receives nothing: the SDK restarts its readers there, with the parent's values and the parent's
     identity, and the process that owns a cache makes a reader of its own.
     """
@@ -122,19 +136,36 @@ class CellReader(MetricReader):
         """
         self._pid = os.getpid()
         self._complained = False
+        self._recorder = recorder
+        self._taken = threading.local()  # Each collection is one thread's, and two may overlap.
         super().__init__(*args, **kwargs)
         self._histograms = HistogramCollector(recorder, self._histogram_temporality())
+
+    # The SDK says that nobody should replace it, and has no other way to be heard before it asks for the counters.
+    def collect(self, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Collects as the reader does it, and histogram cells before all else."""
+        if os.getpid() == self._pid:
+            self._recorder.harvester.freshen()
+            self._taken.metrics = self._take()
+        try:
+            super().collect(*args, **kwargs)
+        finally:
+            self._taken.metrics = ()
 
     def _receive_metrics(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> None:
         if os.getpid() != self._pid:
             return
+        metrics_data = _with_metrics(metrics_data, getattr(self._taken, "metrics", ()))
+        cast("Any", super())._receive_metrics(metrics_data, timeout_millis=timeout_millis, **kwargs)
+
+    def _take(self) -> Sequence[Metric]:
         try:
-            metrics_data = _with_metrics(metrics_data, self._histograms.collect())
+            return self._histograms.collect()
         except Exception as error:  # The reader's thread would end with it, and all export with the thread.
             if not self._complained:
                 self._complained = True
                 _logger.warning("kvcache: histograms are not exported: %r", error)
-        cast("Any", super())._receive_metrics(metrics_data, timeout_millis=timeout_millis, **kwargs)
+            return ()
 
     def _at_fork_reinit(self) -> None:
         """Takes the place of the SDK's restart of a periodic reader in a forked child."""
@@ -154,7 +185,7 @@ def cell_reader(kind: type[MetricReader]) -> type[Any]:
     return type(kind.__name__, (CellReader, kind), {})
 
 
-def _with_metrics(data: MetricsData, metrics: list[Metric]) -> MetricsData:
+def _with_metrics(data: MetricsData, metrics: Sequence[Metric]) -> MetricsData:
     """Returns the collected data with more metrics in our scope, next to our other ones where there are any."""
     if not metrics or not data.resource_metrics:
         return data

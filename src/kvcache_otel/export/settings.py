@@ -24,6 +24,7 @@ DEFAULT_PROMETHEUS_PORT = 9464
 
 _EXPORTER_OF_PROTOCOL = {"grpc": OTLP_GRPC, "http/protobuf": OTLP_HTTP}
 _DEFAULT_ENDPOINT = {OTLP_GRPC: "http://localhost:4317", OTLP_HTTP: "http://localhost:4318/v1/metrics"}
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _COMPRESSIONS = {OTLP_GRPC: ("gzip", "none"), OTLP_HTTP: ("gzip", "deflate", "none")}
 _NOTHING_SET = (
     "nothing is exported: set OTEL_METRICS_EXPORTER (otlp, prometheus, console) or OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -44,6 +45,7 @@ class Settings(NamedTuple):
         interval_s: Seconds between two exports.
         timeout_s: Seconds that one collection may take.
         otlp_endpoints: Where each OTLP exporter sends, without credentials; for operators to read, it reads its own.
+        endpoint_variable: The variable that says so for all of them; empty where none does.
         otlp_timeouts: Variables at whose value an OTLP exporter would fail, and a value to have instead.
         uncompressed: The OTLP exporters that would fail at the compression asked for, and are to use none.
         prometheus_host: Address that the Prometheus endpoint binds.
@@ -59,6 +61,7 @@ class Settings(NamedTuple):
     interval_s: float = DEFAULT_INTERVAL_S
     timeout_s: float = DEFAULT_TIMEOUT_S
     otlp_endpoints: tuple[tuple[str, str], ...] = ()
+    endpoint_variable: str = ""
     otlp_timeouts: tuple[tuple[str, str], ...] = ()
     uncompressed: tuple[str, ...] = ()
     prometheus_host: str = DEFAULT_PROMETHEUS_HOST
@@ -90,7 +93,9 @@ class Settings(NamedTuple):
             return f"Prometheus at {scrape_url(self.prometheus_host, self.prometheus_port)} ({self.variable})"
         if exporter in (OTLP_GRPC, OTLP_HTTP):
             transport = "gRPC" if exporter == OTLP_GRPC else "HTTP"
-            return f"OTLP over {transport} to {self.endpoint(exporter)} every {self.interval_s:g} s ({self.variable})"
+            told = self.variable.startswith(self.endpoint_variable)  # With its value; or there is none.
+            variable = self.variable if told else self.endpoint_variable
+            return f"OTLP over {transport} to {self.endpoint(exporter)} every {self.interval_s:g} s ({variable})"
         return f"{one_line(exporter)} every {self.interval_s:g} s ({self.variable})"
 
 
@@ -122,6 +127,7 @@ class _Reader:
             interval_s=self._milliseconds("OTEL_METRIC_EXPORT_INTERVAL", DEFAULT_INTERVAL_S),
             timeout_s=self._milliseconds("OTEL_METRIC_EXPORT_TIMEOUT", DEFAULT_TIMEOUT_S),
             otlp_endpoints=tuple((name, self._endpoint(name)) for name in otlp),
+            endpoint_variable=next(filter(self._text, _ENDPOINTS), "") if otlp else "",
             otlp_timeouts=self._otlp_timeouts() if otlp else (),
             uncompressed=tuple(name for name in otlp if not self._compresses(name)),
             prometheus_host=self._host(),
@@ -155,7 +161,7 @@ class _Reader:
             return tuple(dict.fromkeys(resolved)), variable
         if asked:
             self._problem("OTEL_METRICS_EXPORTER", asked, "names no exporter; taken as unset")
-        for variable in ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        for variable in _ENDPOINTS:
             if endpoint := self._text(variable):
                 return (self._otlp(),), f"{variable}={_without_credentials(endpoint)}"
         return (), ""

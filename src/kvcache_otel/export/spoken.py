@@ -30,17 +30,21 @@ class SpokenExporter(MetricExporter):
         )
         self._exporter = exporter
         self._what = what
-        self._failing = False
+        self._failing = self._ending = self._lost = False
+        self._underway = 0
         temporalities = (self._preferred_temporality or {}).values()
         self._sends_deltas = AggregationTemporality.DELTA in temporalities
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Exports, and says when the outcome is another than the last time."""
+        self._underway += 1
         try:
             result = self._exporter.export(metrics_data, timeout_millis=timeout_millis, **kwargs)
         except Exception:
             self._say(failing=True)
             raise
+        finally:
+            self._underway -= 1
         self._say(failing=result is not MetricExportResult.SUCCESS)
         return result
 
@@ -49,21 +53,36 @@ class SpokenExporter(MetricExporter):
         return self._exporter.force_flush(*args, **kwargs)
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """As the exporter does it."""
+        """As the exporter does it; says so where nothing got through in the end."""
+        self._ending = True
+        if self._failing or self._underway:  # It waits to be tried again, and gives that up now.
+            self._say_lost()
         self._exporter.shutdown(*args, **kwargs)
 
     def _say(self, *, failing: bool) -> None:
         if failing == self._failing:
             return
         self._failing = failing
-        if failing:
+        if failing and self._ending:
+            self._say_lost()
+        elif failing:
             _logger.warning(
                 "kvcache: nothing gets through to %s; the engine is not affected, counting goes on, and %s "
                 "(`kvcache-otel doctor` looks at the endpoint)",
                 self._what,
                 "what is counted until exports get through is lost, as they are deltas"
                 if self._sends_deltas
-                else "the next export that gets through has it all",
+                else "the next export that gets through has it all, if there is one before the process ends",
             )
         else:
             _logger.info("kvcache: exports get through again to %s", self._what)
+
+    def _say_lost(self) -> None:
+        if self._lost:
+            return
+        self._lost = True
+        _logger.warning(
+            "kvcache: the last export did not get through in time to %s: what was counted since one did is lost "
+            "(`kvcache-otel doctor` looks at the endpoint)",
+            self._what,
+        )

@@ -355,8 +355,8 @@ class Harvester:
             self._lose(pair, *answer)
             self._tell(pair, Outcome.UNTOLD)
         else:
+            self._tell(pair, Outcome.READ)  # First: it is counted before it has a duration.
             pair.duration.record(answer)
-            self._tell(pair, Outcome.READ)
         return True
 
     def _give_up(self, asking: Asking, why: str) -> None:

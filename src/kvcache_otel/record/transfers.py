@@ -149,7 +149,9 @@ class Transfers:
         Args:
             make_probe: Gives the probe, when that is needed: most children begin nothing.
         """
-        self._underway.hand_to(copy(self))
+        left = copy(self)
+        left._active = unread()  # The parent's: here it has no row that an end could be missing from.
+        self._underway.hand_to(left)
         self._keys.clear()
         anew = partial(self._begin_anew, make_probe)
         vars(self).update(begin=anew, transfer=anew)
@@ -389,6 +391,7 @@ class Transfers:
     def _finish_by(self, transfer: Transfer, events: Any) -> None:
         """Reads somebody else's events, at once where they are done with: they may be recorded again afterwards."""
         route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
+        seconds: float | None = None
         try:
             transfer.before, transfer.after = before, after = events
             if (waited := foreign.waiting.get(id(after))) is not None:
@@ -397,8 +400,8 @@ class Transfers:
                 milliseconds = before.elapsed_time(after)
                 seconds = (milliseconds if type(milliseconds) is float else plain(milliseconds)) / 1000.0
                 if not 0 <= seconds < _INFINITY:
-                    raise ValueError(f"{seconds!r} s apart")
-                route.duration.record(seconds)
+                    apart, seconds = seconds, None
+                    raise ValueError(f"{apart!r} s apart")
             elif transfer.lent:
                 raise RuntimeError("the device is not done with them, and they are lent only")
             else:
@@ -412,14 +415,18 @@ class Transfers:
         except BaseException as error:
             let_through(error)
             self._complaints.untimed(error)
-        self._count(transfer, route)
+        try:
+            self._count(transfer, route)
+        finally:
+            if seconds is not None:
+                route.duration.record(seconds)
 
     def _timed(self, transfer: Transfer, source: str, seconds: float) -> None:
         route = self._routes.get(source) or self._route(source)
         try:
+            self._count(transfer, route)  # First: whoever reads meanwhile finds no duration of what is not counted.
+        finally:  # Whatever it was said to have moved, it has ended.
             route.duration.record(plain(seconds))
-        finally:  # Whatever its time was said to be, it has ended.
-            self._count(transfer, route)
 
     def _count(self, transfer: Transfer, route: Route) -> None:
         self._active.add(-1)

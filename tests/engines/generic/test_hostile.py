@@ -576,6 +576,28 @@ def test_a_forked_child_with_copies_under_way_neither_raises_nor_hangs(exported:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("how", ["end", "fail", "cancel"])
+def test_a_forked_child_in_which_a_copy_of_the_parents_ends_says_nothing_of_it(
+    exported: Exported, lines: pytest.LogCaptureFixture, how: str
+) -> None:
+    """There is no row in the child that could be wrong."""
+    copies = kv.transfers("host", "device", cache="Own", meter_provider=exported.provider)
+    begun = copies.begin(bytes=1)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            {"end": begun.end, "fail": lambda: begun.end(error="x"), "cancel": begun.cancel}[how]()
+            os.write(write, repr(lines.messages).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        assert answer.read() == "[]"
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_goes_on_with_transfers_that_were_made_before(exported: Exported) -> None:
     copies = kv.transfers("host", "device", cache="Own", pools="kv", queued=True, meter_provider=exported.provider)
     idle = kv.transfers("device", "host", cache="Own", meter_provider=exported.provider)

@@ -32,9 +32,13 @@ _METHODS = (staticmethod, classmethod, partialmethod, singledispatchmethod)
 
 
 class ObjectPoint(HookPoint):
-    """A hook on one object. What it fails at is counted for good: the object may be gone before somebody reads."""
+    """A hook on one object. What it fails at is counted for good: the object may be gone before somebody reads.
 
-    __slots__ = ("__weakref__", "_bodies", "_failures", "_place")
+    Attributes:
+        alike: The hooks of its name in its cache, itself among them.
+    """
+
+    __slots__ = ("__weakref__", "_bodies", "_failures", "_place", "alike")
 
     def __init__(self, hook: Hook, failures: Counter, lost: Callable[[bool], None]) -> None:
         """Args:
@@ -47,6 +51,7 @@ class ObjectPoint(HookPoint):
         super().__init__(hook, lambda _: bodies[0], lambda: lost(self.state == "aside"))
         self._failures = failures
         self._place: Place | None = None
+        self.alike = Alike()
         self.state, self.why = "missing", "it is not in its place"
 
     def reads(self, body: Callable[..., Any]) -> None:
@@ -63,14 +68,37 @@ class ObjectPoint(HookPoint):
         return "" if self._place is None else self._place.unheard()
 
     def detach(self) -> None:
-        """Takes it off, as `HookPoint` does; what it was around is let go at once."""
+        """Takes it off, as `HookPoint` does; what it was around is let go at once, and so are the rows."""
         self._place = None
         super().detach()
+        self._bodies[:] = [_nothing]  # Another thread may be about to call it.
+        self._changed = _nothing
 
     def failed(self, error: Exception) -> None:
         """Counts a failure, as `HookPoint` does."""
         self._failures.add(1)
         super().failed(error)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+class Alike:
+    """The hooks of one name in one cache, held weakly; each of them keeps it."""
+
+    __slots__ = ("__weakref__", "_points")
+
+    def __init__(self) -> None:
+        self._points: tuple[weakref.ref[ObjectPoint], ...] = ()
+
+    def add(self, point: ObjectPoint) -> None:
+        """Adds one more, behind the others."""
+        self._points = *(weakref.ref(other) for other in self.told()), weakref.ref(point)
+
+    def told(self) -> list[ObjectPoint]:
+        """Returns those that are there, the oldest first."""
+        return [point for each in self._points if (point := each()) is not None and point.state != "detached"]
 
 
 def has_attributes(owner: object) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic.call import Call, Parameters
 from kvcache_otel.engines.generic.copies import CopiesDone
 from kvcache_otel.engines.generic.facts import Fact, caught, kept
-from kvcache_otel.engines.generic.objects import Found, ObjectPoint
+from kvcache_otel.engines.generic.objects import Alike, Found, ObjectPoint
 from kvcache_otel.engines.generic.stand_ins import stands_for
 from kvcache_otel.engines.hooks import Hook
 
@@ -71,22 +71,20 @@ def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
     """
     labels: dict[str, str | int] = {semconv.KVCACHE_TELEMETRY_HOOK: point.hook.name}
     this = weakref.ref(point)  # Its readers may keep the object, which keeps the owner.
-    alike = _alike.setdefault(rows.probe.harvester, {}).setdefault((rows.probe.identity, point.hook.name), [])
-    alike[:] = [*(weakref.ref(other) for other in _told(alike)), this]
+    there = _alike.setdefault(rows.probe.harvester, WeakValueDictionary())
+    point.alike = there.setdefault((rows.probe.identity, point.hook.name), Alike())
+    point.alike.add(point)
 
     def attached() -> int | None:
-        told = _told(alike)
-        return int(all(each.state == "attached" for each in told)) if told and told[0] is this() else None
+        point = this()
+        told = [] if point is None else point.alike.told()
+        return int(all(each.state == "attached" for each in told)) if told and told[0] is point else None
 
     rows.probe.observe(semconv.TELEMETRY_HOOK_ATTACHED, labels, attached, owner=owner)
 
 
-# The hooks of one name in one cache; whatever is recorded together has one harvester.
-_alike: WeakKeyDictionary[Harvester, dict[tuple[Identity, str], list[weakref.ref[ObjectPoint]]]] = WeakKeyDictionary()
-
-
-def _told(alike: list[weakref.ref[ObjectPoint]]) -> list[ObjectPoint]:
-    return [point for each in tuple(alike) if (point := each()) is not None and point.state != "detached"]
+# The hooks of one name in one cache, as long as there is one; whatever is recorded together has one harvester.
+_alike: WeakKeyDictionary[Harvester, WeakValueDictionary[tuple[Identity, str], Alike]] = WeakKeyDictionary()
 
 
 def _body(rows: Rows, fact: Fact, this: Callable[[], Any], parameters: Parameters) -> Callable[..., Any]:

@@ -194,8 +194,7 @@ class _Way:
     def ended(
         self, began: float, pages: int, asked: int, error: BaseException | None, *, cancelled: bool = False
     ) -> None:
-        if pages:  # Bytes without their time would make the backend look faster than it is.
-            self.route.duration.record(time.monotonic() - began)
+        took = time.monotonic() - began
         if error is not None:
             self.failed(error)
         elif pages >= asked:
@@ -204,6 +203,8 @@ class _Way:
             self.route.failures(CANCELLED).add(1)
         else:
             (self._partial if pages else self._failed).add(1)
+        if pages:  # Bytes without their time would make the backend look faster than it is.
+            self.route.duration.record(took)
 
     def failed(self, error: BaseException) -> None:
         self.route.failures(type(error).__name__).add(1)

@@ -163,13 +163,14 @@ class DirectionRows:
         """
         finish = timed.finish_event
         copy = self._copies.pop(id(finish), None)
-        route = self._usual
-        if timed.timing_enabled and self._ticks:
-            self._harvest(timed.start_event, finish, route.duration)
-        else:
-            route = self._ended(copy)
+        told = timed.timing_enabled and self._ticks
+        route = self._usual if told else self._route_of(copy)
         route.moved.add(moved)
         route.finished.add(1)
+        if told:
+            self._harvest(timed.start_event, finish, route.duration)
+        elif copy is not None:
+            self._ended(copy, route)
         for name, count in tokens.items():
             pool = self._pools.get(name) or self._pool(name)
             pool.tokens.add(count)
@@ -210,16 +211,19 @@ class DirectionRows:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _ended(self, copy: _Copy | None) -> Route:
-        """Times a copy that SGLang has not timed; returns the rows that it belongs to."""
-        if copy is not None and copy[1] is not None:
-            route = self._route(TimingSource.DEVICE_EVENT)
-            route.timed(*copy[1])
+    def _route_of(self, copy: _Copy | None) -> Route:
+        """Returns the rows that a copy belongs to which SGLang has not timed."""
+        by_events = copy is not None and copy[1] is not None
+        return self._route(TimingSource.DEVICE_EVENT if by_events else TimingSource.WALL_CLOCK)
+
+    @staticmethod
+    def _ended(copy: _Copy, route: Route) -> None:
+        """Times a copy that SGLang has not timed."""
+        began, events, _ = copy
+        if events is not None:
+            route.timed(*events)
         else:
-            route = self._route(TimingSource.WALL_CLOCK)
-            if copy is not None:
-                route.duration.record(monotonic() - copy[0])
-        return route
+            route.duration.record(monotonic() - began)
 
     def _route(self, timing: str) -> Route:
         route = self._routes.get(timing)
