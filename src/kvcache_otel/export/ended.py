@@ -6,12 +6,13 @@ It has no public way to forget one.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel import semconv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from kvcache_otel.record.recorder import Recorder
 
@@ -28,18 +29,23 @@ def forget_ended(provider: Any, scope: str, recorder: Recorder) -> None:
         scope: The instrumentation scope of our instruments.
         recorder: Whose rows there are.
     """
-    for instrument, match in _matches(provider):
-        spec = semconv.METRICS.get(instrument.name)
-        if spec is None or instrument.instrumentation_scope.name != scope:
-            continue
-        seen: Callable[[_Set], _Set] = _seen(match)
-        living = {seen(frozenset(labels.items())) for labels in recorder.labels(spec)}
-        with match._lock:
-            kept = match._attributes_aggregation
-            for key, aggregation in list(kept.items()):
-                labels: dict[str, Any] = aggregation._attributes or {}
-                if frozenset(labels.items()) not in living:
-                    del kept[key]
+    with suppress(AttributeError):
+        for instrument, match in _matches(provider):
+            spec = semconv.METRICS.get(instrument.name)
+            if spec is not None and instrument.instrumentation_scope.name == scope:
+                _forget(match, recorder.labels(spec))
+
+
+def _forget(match: Any, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Leaves these rows of what a reader keeps of an instrument."""
+    seen = _seen(match)
+    living = {seen(frozenset(labels.items())) for labels in rows}
+    with match._lock:
+        kept = match._attributes_aggregation
+        for key, aggregation in list(kept.items()):
+            labels: dict[str, Any] = aggregation._attributes or {}
+            if frozenset(labels.items()) not in living:
+                del kept[key]
 
 
 def _matches(provider: Any) -> Iterator[tuple[Any, Any]]:
