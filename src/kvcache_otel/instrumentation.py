@@ -174,6 +174,9 @@ class Instrumentation:
         for stopping in (runtime, *(other for _, other in others.values())):
             if stopping is not None:
                 stopping.stop()
+        foreign: Any = sys.modules.get("kvcache_otel.record.foreign")
+        if foreign is not None:
+            foreign.let_go()  # Last: until then what waits was to be heard.
 
     def _warn(self, problem: str) -> None:
         """Says what holds for every engine once, and not once for each."""

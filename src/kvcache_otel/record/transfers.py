@@ -391,25 +391,28 @@ class Transfers:
         route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
         try:
             transfer.before, transfer.after = before, after = events
-            if (waited := foreign.waiting.get(id(after))) is not None:
-                foreign.supersede(waited)
-            if after.query():
+            done = after.query()
+            if not done and not transfer.lent:
+                if not foreign.wait_for(transfer, before, after):
+                    raise RuntimeError("the device is not done with them, and they have a `record` of their own")
+                transfer.duration = route.duration
+                if transfer.tokens is not None:
+                    transfer.tokens = _kept(transfer.tokens)
+                if self._harvester.hand_over(transfer, None, self._deadline_s):
+                    return
+                foreign.forget(transfer)
+            else:
+                if foreign.waiting:
+                    foreign.handed_over(before, after)
+                if not done:
+                    raise RuntimeError("the device is not done with them, and they are lent only")
                 milliseconds = before.elapsed_time(after)
                 seconds = (milliseconds if type(milliseconds) is float else plain(milliseconds)) / 1000.0
                 if not 0 <= seconds < _INFINITY:
                     raise ValueError(f"{seconds!r} s apart")
                 route.duration.record(seconds)
-            elif transfer.lent:
-                raise RuntimeError("the device is not done with them, and they are lent only")
-            else:
-                transfer.duration = route.duration
-                if transfer.tokens is not None:
-                    transfer.tokens = _kept(transfer.tokens)
-                foreign.wait_for(transfer, before, after)
-                if self._harvester.hand_over(transfer, None, self._deadline_s):
-                    return
-                foreign.forget(transfer)
         except BaseException as error:
+            foreign.forget(transfer)
             let_through(error)
             self._complaints.untimed(error)
         self._count(transfer, route)
