@@ -343,16 +343,32 @@ def test_an_event_that_nobody_hears_of_tells_no_time_when_it_is_handed_over_agai
     assert (scene.samples(), scene.seconds(), scene.lost()) == (1, 0.002, 1)
 
 
-def test_a_time_is_not_read_of_one_that_may_have_been_recorded_unheard(scene: Scene) -> None:
-    stream, start, end = FakeStream(), Deaf(), FakeEvent()
-    around(stream, 40.0, start, end)
-    scene.transfers.begin().end(events=(start, end))
+@pytest.mark.parametrize("unheard", [0, 1])
+def test_a_time_is_not_read_of_one_that_may_have_been_recorded_unheard(scene: Scene, unheard: int) -> None:
+    stream, events = FakeStream(), [FakeEvent(), FakeEvent()]
+    events[unheard] = Deaf()
+    around(stream, 40.0, *events)
+    scene.transfers.begin().end(events=tuple(events))
     stream.run()
-    start.at_ms = 30.0  # As if it had been recorded again.
-    end.record(stream)
+    events[unheard].at_ms = 30.0  # As if it had been recorded again.
+    events[1 - unheard].record(stream)
     stream.run()
     assert scene.settled()
     assert (scene.samples(), scene.lost()) == (0, 1)
+
+
+def test_what_the_device_is_not_done_with_is_not_read_when_it_is_recorded_again(scene: Scene) -> None:
+    class Guesses(FakeEvent):
+        def elapsed_time(self, _: Any) -> float:
+            return 1.0
+
+    stream, start, end = FakeStream(), Guesses(), Guesses()
+    around(stream, 40.0, start, end)
+    pair = scene.transfers.begin()
+    pair.before, pair.after = start, end
+    assert foreign.wait_for(pair, start, end)
+    end.record(stream)
+    assert (pair.void, pair.told) == (True, None)
 
 
 @pytest.mark.parametrize("milliseconds", [-1.0, float("nan"), float("inf"), float("-inf")])
@@ -409,12 +425,9 @@ def test_an_event_that_hides_its_classs_record_is_read_at_once_or_not_at_all(
     scene: Scene, which: int, change: Any, *, known: bool
 ) -> None:
     stream, events = FakeStream(), (FakeEvent(), FakeEvent())
-    foreign.let_go()
-    if not known:
-        change(events[which])
-    foreign.hearing._hear(FakeEvent)
     if known:
-        change(events[which])
+        foreign.hearing._hear(FakeEvent)
+    change(events[which])
     around(stream, 5.0, *events) if change is of_its_own else None
     own = vars(events[which])["record"]
     scene.transfers.begin().end(events=events)
