@@ -580,6 +580,19 @@ def test_a_begin_that_never_ends_stays_active_and_is_counted_once(lines: pytest.
     assert (scene.active, scene.finished, scene.moved("wall_clock"), scene.lost()) == (0, 2, 1, 1)
 
 
+def test_one_that_nobody_has_any_more_is_not_active_for_ever(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(deadline_s=0.02)
+    scene.transfers.begin(bytes=1)
+    kept, keyed = scene.transfers.begin(bytes=1), scene.transfers.begin(bytes=1, key=1).began
+    time.sleep(0.03)
+    assert (scene.active, scene.active, scene.lost(), scene.finished) == (3, 2, 3, 0)
+    assert len(lines.messages) == 2
+    assert keyed
+    kept.end()
+    scene.transfers.end(1)
+    assert (scene.active, scene.lost(), scene.finished, scene.wrong("missing_row")) == (0, 3, 2, 0)
+
+
 def test_begins_that_never_end_take_a_bounded_memory() -> None:
     scene = Scene(limit=100)
     for _ in range(1_000):

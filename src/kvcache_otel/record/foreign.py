@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcache_otel.record.complaints import let_through
 from kvcache_otel.record.hearing import Hearing
+from kvcache_otel.record.outside import let_through
 from kvcache_otel.record.plain import plain
 
 if TYPE_CHECKING:

@@ -115,6 +115,12 @@ class Keys:
         """Takes out the transfer that has a key; None where there is none."""
         return self._kept.pop(key, None)
 
+    def take_out(self, transfer: Transfer, key: Hashable | None) -> None:
+        """Takes out a transfer that nobody ends, if it has got its key already."""
+        with suppress(TypeError):  # It may be no key at all.
+            if key is not None and self._kept.get(key) is transfer:
+                self._kept.pop(key, None)
+
     def pop_any(self) -> Transfer | None:
         """Takes a transfer out, whatever its key; None where there is none left."""
         try:

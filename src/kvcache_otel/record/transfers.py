@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcache_otel import semconv
 from kvcache_otel.record import foreign
 from kvcache_otel.record.cells import unread
-from kvcache_otel.record.complaints import Complaints, let_through
+from kvcache_otel.record.complaints import Complaints
 from kvcache_otel.record.keys import LATER, Keys
 from kvcache_otel.record.labels import declared, printable
+from kvcache_otel.record.outside import is_from_outside, let_through
 from kvcache_otel.record.pair import Outcome
 from kvcache_otel.record.plain import plain
 from kvcache_otel.record.streams import NO_STREAM
@@ -198,6 +199,7 @@ class Transfers:
                     self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
             self._active.add(1)  # Before another thread may end it by its key.
+            transfer.active = True  # No signal handler runs between the two; see `cells`.
             underway = self._underway
             underway.begun.append(transfer)
             if len(underway.begun) >= underway.look_at:
@@ -209,7 +211,9 @@ class Transfers:
             if requested is not None:  # Last: it may be no time at all.
                 self.waited(transfer.began - requested)
         except BaseException as error:
-            let_through(error)
+            if is_from_outside(error):  # Nobody is given it, and nobody ends it.
+                self._take_back(transfer, key)
+                raise
             self._complaints.broken(error)
         return transfer
 
@@ -298,15 +302,15 @@ class Transfers:
             self._count(transfer, route)
         else:
             at: Any = time.monotonic() if transfer.at is None else transfer.at
-            try:  # noqa: SIM105 (suppress() would take longer than all of this)
+            try:
                 at -= transfer.began
-            except Exception:  # What it is then is no time either, and that is said.
-                pass
+            except Exception as error:  # What it is then is no time either, and that is said.
+                let_through(error)
             self._timed(transfer, TimingSource.WALL_CLOCK, at)
 
-    def failed(self, error: Failure, moved: int | None, tokens: Tokens) -> None:
+    def failed(self, transfer: Transfer, error: Failure, moved: int | None, tokens: Tokens) -> None:
         """Counts a transfer that has failed, and what it moved nevertheless."""
-        self._active.add(-1)
+        self.is_over(transfer)
         self._failures_of(error).add(1)
         if moved is not None:
             self._usual.moved.add(operator.index(moved))
@@ -332,7 +336,7 @@ class Transfers:
 
     def cancelled(self, transfer: Transfer) -> None:
         """Takes a transfer back that was none."""
-        self._active.add(-1)
+        self.is_over(transfer)
         if transfer.stream is not None and transfer.before is not None:
             transfer.stream.give_back_one(transfer.before)
             if transfer.after is not None:
@@ -350,6 +354,12 @@ class Transfers:
                 self._complaints.untimed(error)
                 transfer.before = None
 
+    def is_over(self, transfer: Transfer) -> None:
+        """Takes a transfer off what is active, if it is in there."""
+        if transfer.active:
+            self._active.add(-1)
+            transfer.active = False
+
     def waited(self, seconds: float) -> None:
         """Tells how long a transfer waited between being wanted and its beginning."""
         if self._queue is None:
@@ -360,9 +370,20 @@ class Transfers:
         """Counts an end too many."""
         self._complaints.contradicted("ended twice", Reason.MISSING_ROW)
 
-    def broken(self, error: BaseException) -> None:
-        """Counts an exception of ours, or of what somebody said about a transfer."""
-        self._complaints.broken(error)
+    def broken_off(self, transfer: Transfer, error: BaseException) -> None:
+        """Counts an exception of ours, or of what somebody said about a transfer, and raises what is neither.
+
+        Then the transfer is over all the same. What of it was not counted by then never is.
+        """
+        if not is_from_outside(error):
+            self._complaints.broken(error)
+            return
+        self.is_over(transfer)
+        self._complaints.interrupted()
+        try:
+            raise error
+        finally:
+            del error  # It refers to this frame, which would keep the transfer.
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -380,10 +401,15 @@ class Transfers:
             counter = self._failures[kind] = self._usual.failures(kind)
         return counter
 
+    def _take_back(self, transfer: Transfer, key: Hashable | None) -> None:
+        self.is_over(transfer)
+        transfer.ended = True
+        self._keys.take_out(transfer, key)
+
     def _displaced(self, transfer: Transfer) -> None:
         if not transfer.ended:
+            self.is_over(transfer)
             transfer.ended = True
-            self._active.add(-1)
             self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
 
     def _finish_by(self, transfer: Transfer, events: Any) -> None:
@@ -425,7 +451,9 @@ class Transfers:
             self._count(transfer, route)
 
     def _count(self, transfer: Transfer, route: Route) -> None:
-        self._active.add(-1)
+        if transfer.active:  # As `is_over` does it, a call less.
+            self._active.add(-1)
+            transfer.active = False
         route.finished.add(1)
         moved = transfer.bytes
         route.moved.add(moved if type(moved) is int else operator.index(moved))

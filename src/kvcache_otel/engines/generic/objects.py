@@ -15,6 +15,7 @@ from kvcache_otel.engines.generic.copied import reduce_plainly
 from kvcache_otel.engines.generic.stand_ins import Wrapped, is_hooked
 from kvcache_otel.engines.generic.standing import unheard
 from kvcache_otel.engines.hooks import HookPoint
+from kvcache_otel.record.outside import let_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +69,8 @@ class ObjectPoint(HookPoint):
         super().detach()
 
     def failed(self, error: Exception) -> None:
-        """Counts a failure, as `HookPoint` does."""
+        """Counts a failure, as `HookPoint` does, and raises what is none of ours."""
+        let_through(error)
         self._failures.add(1)
         super().failed(error)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic import faults
 from kvcache_otel.engines.generic.prefetches import PrefetchBooks
 from kvcache_otel.record.labels import declared, printable
+from kvcache_otel.record.outside import let_through
 from kvcache_otel.record.transfers import Transfers
 from kvcache_otel.semconv import Reason, TimingSource
 
@@ -219,8 +219,10 @@ class Rows:
         """Says something once, and no more than a few things."""
         if words not in self._said and len(self._said) < SAID:
             self._said.add(words)
-            with suppress(Exception):  # A handler of somebody's that raises is no affair of the engine's.
+            try:
                 _logger.warning("kvcache: %s: %s", self.probe.identity.cache_type, words)
+            except Exception as error:  # A log that raises is no affair of the engine's.
+                let_through(error)
 
     def keep(self) -> None:
         """Says that one more object tells of this cache."""
