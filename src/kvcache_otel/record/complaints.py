@@ -58,6 +58,11 @@ class Complaints:
         self._probe.lost(Reason.QUEUE_FULL)
         self.say("many", f"more than {limit} have begun and not ended; the oldest are not watched")
 
+    def crowded_out(self, limit: int) -> None:
+        """Counts a transfer whose key finds no room: what it said when it began is lost, and its duration."""
+        self._probe.lost(Reason.QUEUE_FULL)
+        self.say("keys", f"more than {limit} wait to be ended by their key; the oldest will have no duration")
+
     def interrupted(self) -> None:
         """Counts a transfer whose end was interrupted by something from outside."""
         self._probe.lost(Reason.OTHER)

@@ -7,6 +7,7 @@ Four clocks, and `kvcache.timing.source` says which: events of ours on a device'
 from __future__ import annotations
 
 import operator
+import sys
 import time
 import weakref
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ class Transfers:
         pools = tuple(pools)
         if not pools:
             raise ValueError("name the pools whose tokens move: at least one of them")
-        if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
+        if type(deadline_s) not in (int, float) or not 0 < deadline_s <= sys.float_info.max:
             raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
         self._set_up: dict[str, Any] = {"source": source, "destination": destination, "pools": pools, "name": name}
         self._set_up |= {"timing": timing, "queued": queued, "deadline_s": deadline_s, "limit": limit}
@@ -117,8 +118,8 @@ class Transfers:
             self.make_events_by(make_event)
         self._deadline_s = deadline_s
         self._underway = Underway(self._complaints, deadline_s, limit)
-        self._keys = Keys(self._complaints, deadline_s, limit)
         this = weakref.ref(self)
+        self._keys = Keys(self._complaints, deadline_s, limit, partial(_end_forgotten, this))
         labels: dict[str, str | int] = {
             semconv.KVCACHE_SOURCE_TIER: source,
             semconv.KVCACHE_DESTINATION_TIER: destination,
@@ -308,6 +309,22 @@ class Transfers:
                 let_through(error)
             self._timed(transfer, TimingSource.WALL_CLOCK, at)
 
+    def end_forgotten(self, said: dict[str, Any]) -> None:
+        """Counts a transfer that has ended and of which nothing is known but that it had begun.
+
+        Args:
+            said: As in `Keys.end_early`.
+        """
+        self._active.add(-1)
+        if said["error"] is not None:
+            self._failures_of(said["error"]).add(1)
+        else:
+            self._usual.finished.add(1)
+        if said["bytes"] is not None:
+            self._usual.moved.add(operator.index(said["bytes"]))
+        if said["tokens"] is not None:
+            self._count_tokens(said["tokens"])
+
     def failed(self, transfer: Transfer, error: Failure, moved: int | None, tokens: Tokens) -> None:
         """Counts a transfer that has failed, and what it moved nevertheless."""
         self.is_over(transfer)
@@ -369,6 +386,10 @@ class Transfers:
     def ended_twice(self) -> None:
         """Counts an end too many."""
         self._complaints.contradicted("ended twice", Reason.MISSING_ROW)
+
+    def broken(self, error: BaseException) -> None:
+        """Counts an exception of ours, or of what somebody said about a transfer."""
+        self._complaints.broken(error)
 
     def broken_off(self, transfer: Transfer, error: BaseException) -> None:
         """Counts an exception of ours, or of what somebody said about a transfer, and raises what is neither.
@@ -466,12 +487,17 @@ class Transfers:
         if type(tokens) is int or (type(tokens) is not dict and not isinstance(tokens, Mapping)):
             self._tokens[self._first_pool].add(operator.index(tokens))
             return
-        for pool, count in cast("Mapping[str, int]", tokens).items():
+        amounts = cast("Mapping[str, int]", tokens)
+        for count in amounts.values():
+            if type(count) is not int:  # All of them are numbers, or none is counted.
+                amounts = {pool: operator.index(amount) for pool, amount in amounts.items()}
+                break
+        for pool, count in amounts.items():
             counter = self._tokens.get(pool)
             if counter is None:
                 self._complaints.undeclared(pool)
             else:
-                counter.add(count if type(count) is int else operator.index(count))
+                counter.add(count)
 
     def _route(self, source: str) -> Route:
         route = self._routes.get(source)
@@ -492,6 +518,15 @@ def _kept(tokens: Tokens) -> Tokens:
     if type(tokens) is dict or (type(tokens) is not int and isinstance(tokens, Mapping)):
         return {**cast("Mapping[str, int]", tokens)}  # To ask an abstract class takes longest of all.
     return tokens
+
+
+def _end_forgotten(this: Callable[[], Transfers | None], said: dict[str, Any]) -> None:
+    if (transfers := this()) is not None:
+        try:
+            transfers.end_forgotten(said)
+        except BaseException as error:  # Whoever gives another its key is not to hear of it.
+            let_through(error)
+            transfers.broken(error)
 
 
 def _look_after(transfers: Transfers | None) -> None:
