@@ -96,7 +96,7 @@ class Transfers:
         if not pools:
             raise ValueError("name the pools whose tokens move: at least one of them")
         if type(deadline_s) not in (int, float) or not 0 < deadline_s <= sys.float_info.max:
-            raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
+            raise ValueError(f"deadline_s is {printable(deadline_s)}, and must be a number of seconds")
         self._set_up: dict[str, Any] = {"source": source, "destination": destination, "pools": pools, "name": name}
         self._set_up |= {"timing": timing, "queued": queued, "deadline_s": deadline_s, "limit": limit}
         self._complaints = Complaints(probe, f"{source} to {destination}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from kvcache_otel.record.probe import CacheProbe
 
 _logger = logging.getLogger(__name__)
-
-_INFINITY = float("inf")
 
 # Different things to be said of one cache.
 SAID = 16
@@ -106,6 +105,7 @@ class Rows:
         tiers: Its tiers.
         deadline_s: How long a transfer may take until it is said that it does not end, in seconds.
         published: What its events add up to, as far as all of them are told.
+        found_done: The directions whose copies with a key are found done by a `CopiesDone`.
     """
 
     def __init__(self, probe: CacheProbe, tiers: Tiers, deadline_s: float) -> None:
@@ -117,12 +117,13 @@ class Rows:
         Raises:
             ValueError: That is no number of seconds.
         """
-        if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
-            raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
+        if type(deadline_s) not in (int, float) or not 0 < deadline_s <= sys.float_info.max:
+            raise ValueError(f"deadline_s is {printable(deadline_s)}, and must be a number of seconds")
         self.probe = probe
         self.tiers = tiers
         self.deadline_s = deadline_s
         self.published: list[PublishedBooks] = []
+        self.found_done: set[tuple[str, str]] = set()
         self._transfers: dict[tuple[str, str], Transfers] = {}
         self._prefetches: dict[str, PrefetchBooks] = {}
         self._said: set[str] = set()
