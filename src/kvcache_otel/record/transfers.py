@@ -7,7 +7,6 @@ Four clocks, and `kvcache.timing.source` says which: events of ours on a device'
 from __future__ import annotations
 
 import operator
-import sys
 import time
 import weakref
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from kvcache_otel.record.outside import is_from_outside, let_through
 from kvcache_otel.record.pair import Outcome
 from kvcache_otel.record.plain import plain
 from kvcache_otel.record.streams import NO_STREAM
-from kvcache_otel.record.timing import DEADLINE_S, LIMIT
+from kvcache_otel.record.timing import DEADLINE_S, LIMIT, check_deadline
 from kvcache_otel.record.transfer import Transfer
 from kvcache_otel.record.underway import Underway
 from kvcache_otel.semconv import ErrorType, Reason, TimingSource
@@ -95,8 +94,7 @@ class Transfers:
         pools = tuple(pools)
         if not pools:
             raise ValueError("name the pools whose tokens move: at least one of them")
-        if type(deadline_s) not in (int, float) or not 0 < deadline_s <= sys.float_info.max:
-            raise ValueError(f"deadline_s is {printable(deadline_s)}, and must be a number of seconds")
+        check_deadline(deadline_s)
         self._set_up: dict[str, Any] = {"source": source, "destination": destination, "pools": pools, "name": name}
         self._set_up |= {"timing": timing, "queued": queued, "deadline_s": deadline_s, "limit": limit}
         self._complaints = Complaints(probe, f"{source} to {destination}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import operator
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +12,7 @@ from kvcache_otel.engines.generic import faults
 from kvcache_otel.engines.generic.prefetches import PrefetchBooks
 from kvcache_otel.record.labels import declared, printable
 from kvcache_otel.record.outside import let_through
+from kvcache_otel.record.timing import check_deadline
 from kvcache_otel.record.transfers import Transfers
 from kvcache_otel.semconv import Reason, TimingSource
 
@@ -117,8 +117,7 @@ class Rows:
         Raises:
             ValueError: That is no number of seconds.
         """
-        if type(deadline_s) not in (int, float) or not 0 < deadline_s <= sys.float_info.max:
-            raise ValueError(f"deadline_s is {printable(deadline_s)}, and must be a number of seconds")
+        check_deadline(deadline_s)
         self.probe = probe
         self.tiers = tiers
         self.deadline_s = deadline_s
