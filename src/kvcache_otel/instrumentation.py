@@ -175,6 +175,9 @@ class Instrumentation:
                 ):  # What an engine's objects do when they are touched is not the caller's affair.
                     adapter.forget()
         _stop((runtime, *(other for _, other in others.values())))  # What came to life meanwhile.
+        foreign: Any = sys.modules.get("kvcache_otel.record.foreign")
+        if foreign is not None:
+            foreign.let_go()  # Last: until then what waits was to be heard.
 
     def _warn(self, problem: str) -> None:
         """Says what holds for every engine once, and not once for each."""

@@ -7,11 +7,13 @@ import logging
 import os
 import threading
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry import metrics
+from opentelemetry.metrics import MeterProvider as APIMeterProvider
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import (
@@ -19,15 +21,20 @@ from opentelemetry.sdk.metrics.export import (
     InMemoryMetricReader,
     MetricExporter,
     MetricExportResult,
+    PeriodicExportingMetricReader,
 )
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
 from kvcache_otel import semconv
+from kvcache_otel.export import instruments
 from kvcache_otel.export import provider as provider_module
+from kvcache_otel.export import replay as replay_module
 from kvcache_otel.export.provider import needs_replay, start
 from kvcache_otel.export.settings import Settings
+from kvcache_otel.record.cells import REPLAY_LIMIT
 from tests.export.journal import IDENTITY, LOOKUP, SAMPLES, TRANSFER, Journal, points, said, value
 from tests.export.test_prometheus import consecutive_free_ports
+from tests.support.fake_device import FakeEvent, FakeStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -380,6 +387,132 @@ def test_their_provider_gets_equal_values(theirs: tuple[InMemoryMetricReader, Me
         assert point.sum == pytest.approx(sum(journal.samples))
         assert tuple(point.explicit_bounds) == semconv.TRANSFER_DURATION.bounds
         assert dict(point.attributes) == IDENTITY | TRANSFER
+    started.stop(5)
+
+
+class Exports(MetricExporter):
+    """Keeps what was exported last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = None
+
+    def export(self, metrics_data: Any, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
+        self.last = metrics_data
+        return MetricExportResult.SUCCESS
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
+        pass
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        return True
+
+
+Pushing = Callable[[Journal], tuple[Exports, MeterProvider]]
+
+
+@pytest.fixture
+def pushing(exporters: list[Exporter]) -> Pushing:
+    """Returns what starts to export through somebody's provider, and what that has exported."""
+
+    def push(journal: Journal) -> tuple[Exports, MeterProvider]:
+        exports = Exports()
+        reader = PeriodicExportingMetricReader(exports, export_interval_millis=3_600_000)
+        provider = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
+        started = start(journal.recorder, NOTHING, meter_provider=provider)
+        assert started is not None
+        exporters.append(started)
+        return exports, provider
+
+    return push
+
+
+def count(exports: Exports) -> int:
+    return sum(point.count for point in points(exports.last, "kvcache.transfer.duration"))
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the thread come too late for all of it."""
+    monkeypatch.setattr(replay_module, "INTERVAL_S", 3_600.0)
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize("samples", [1, 12_000, REPLAY_LIMIT])
+def test_their_provider_has_every_sample_when_it_is_shut_down(pushing: Pushing, samples: int) -> None:
+    journal = Journal(replay=True)
+    exports, provider = pushing(journal)
+    journal.transfer(*[0.5] * samples)
+    provider.shutdown()
+    assert (count(exports), len(journal.recorder.replayed or ())) == (samples, 0)
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_collection_of_theirs_has_the_samples_of_before_it(pushing: Pushing) -> None:
+    journal = Journal(replay=True)
+    exports, provider = pushing(journal)
+    for number in (1, 2, 3):
+        journal.transfer(0.5, 0.5)
+        provider.force_flush()
+        assert count(exports) == 2 * number
+    provider.shutdown()
+
+
+@pytest.mark.usefixtures("idle")
+def test_what_the_device_has_done_is_in_their_last_export(pushing: Pushing) -> None:
+    journal = Journal(replay=True)
+    exports, provider = pushing(journal)
+    duration = journal.recorder.histogram(semconv.TRANSFER_DURATION, dict(TRANSFER))
+    stream = FakeStream()
+    for _ in range(4_000):
+        events = FakeEvent(), FakeEvent()
+        for event in events:
+            event.record(stream)
+        journal.recorder.harvester.add(*events, duration)
+    stream.run()
+    provider.shutdown()
+    assert count(exports) == 4_000
+    journal.recorder.harvester.stop(5)
+
+
+@pytest.mark.usefixtures("idle")
+def test_what_their_last_collection_has_no_time_for_is_counted_in_it(
+    pushing: Pushing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(instruments, "CATCH_UP_SHARE", 0.0)
+    journal = Journal(replay=True)
+    exports, provider = pushing(journal)
+    journal.transfer(*SAMPLES)
+    provider.force_flush()
+    assert (count(exports), len(journal.recorder.replayed or ())) == (0, len(SAMPLES))  # It may yet be recorded.
+    with caplog.at_level(logging.WARNING, "kvcache_otel"):
+        provider.shutdown()
+    assert value(exports.last, "kvcache.telemetry.dropped", {"kvcache.reason": "queue_full"}) == len(SAMPLES)
+    assert (count(exports), len(journal.recorder.replayed or ())) == (0, 0)
+    assert [record.getMessage() for record in said(caplog)] == [
+        f"kvcache: the MeterProvider was shut down before {len(SAMPLES)} histogram samples could be recorded; see "
+        "kvcache.telemetry.dropped"
+    ]
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_provider_that_is_not_the_sdks_is_not_recorded_into_while_it_collects() -> None:
+    class Locked(APIMeterProvider):
+        """Collects and records under one lock."""
+
+        def __init__(self) -> None:
+            self.reader = InMemoryMetricReader()
+            self.inner = MeterProvider(metric_readers=[self.reader], shutdown_on_exit=False)
+
+        def get_meter(self, *args: Any, **kwargs: Any) -> Any:
+            return self.inner.get_meter(*args, **kwargs)
+
+    provider, journal = Locked(), Journal(replay=True)
+    started = start(journal.recorder, NOTHING, meter_provider=provider)
+    assert started is not None
+    journal.transfer(*SAMPLES)
+    assert points(provider.reader.get_metrics_data(), "kvcache.transfer.duration") == []
+    assert len(journal.recorder.replayed or ()) == len(SAMPLES)
     started.stop(5)
 
 

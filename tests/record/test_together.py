@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dis
+import gc
+import random
+import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +21,7 @@ from kvcache_otel.identity import Identity
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.together import TRIES, Changes
+from tests.record.test_cells import SWITCH_POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,8 +84,8 @@ def test_who_reads_begins_anew_when_something_changes_meanwhile() -> None:
     def read() -> int:
         reads.append(None)
         if len(reads) < 3:
-            with changes:
-                pass
+            changes.begun += 1
+            changes.done += 1
         return len(reads)
 
     assert changes.read(read) == 3
@@ -87,23 +93,75 @@ def test_who_reads_begins_anew_when_something_changes_meanwhile() -> None:
 
 def test_who_reads_while_a_change_is_under_way_waits_for_it_and_not_for_ever() -> None:
     changes, reads = Changes(), []
-    with changes:
-        assert changes.read(lambda: len(reads)) == 0
-    with pytest.raises(OSError, match="x"), changes:
-        raise OSError("x")
-    assert changes.read(lambda: 1) == 1
+    changes.begun += 1
+    assert changes.read(lambda: len(reads)) == 0
+    changes.done += 1
 
     def restless() -> int:
         reads.append(None)
-        with changes:
-            return len(reads)
+        changes.begun += 1
+        changes.done += 1
+        return len(reads)
 
     assert changes.read(restless) == TRIES + 1
 
 
 def test_a_child_waits_for_no_change_of_its_parent() -> None:
     changes, reads = Changes(), []
-    changes.__enter__()
+    changes.begun += 1
     changes.reset()
     changes.read(lambda: reads.append(None))
     assert len(reads) == 1
+
+
+@pytest.mark.parametrize("make", [PrefetchBooks.hit, PrefetchBooks.ended])
+def test_no_signal_handler_comes_between_a_change_and_that_it_is_counted(make: Any) -> None:
+    instructions = list(dis.get_instructions(make))
+    names = [each.opname for each in instructions]
+    begun = next(at for at, each in enumerate(instructions) if each.argval == "begun" and "STORE" in each.opname)
+    done = [at for at, each in enumerate(instructions) if each.argval == "done" and "STORE" in each.opname]
+    starts = [each.start for each in dis.Bytecode(make).exception_entries]  # type: ignore[attr-defined]
+    entered = next(at for at, each in enumerate(instructions) if each.offset >= min(starts))
+    assert not SWITCH_POINTS & {*names[min(entered, begun) : begun + 1]}
+    assert len(done) >= 2  # Where it went well, and where it did not.
+    for at in done:
+        loaded = next(each for each in range(at, 0, -1) if instructions[each].argval == "done" and each < at)
+        assert not SWITCH_POINTS & {*names[loaded : at + 1]}
+
+
+class TooLongError(Exception):
+    """What a signal handler of an engine's raises."""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TooLongError])
+def test_changes_are_done_though_a_signal_handler_raises_in_their_midst(error: type[BaseException]) -> None:
+    def handler(*_: Any) -> None:
+        fired.append(None)
+        raise error
+
+    identity, fired, got = Identity("custom", "Own"), list[None](), 0
+    recorder = Recorder(identity)
+    books = PrefetchBooks(CacheProbe(recorder, identity), "disk", None)
+    books.tells_hits()
+    books.tells_ends(("revoked",))
+    previous, until = signal.signal(signal.SIGALRM, handler), time.monotonic() + 1.0
+    try:
+        gc.disable()  # What is raised in a callback of its, Python swallows.
+        while time.monotonic() < until:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 5e-4))
+                before, end = (
+                    len(fired),
+                    time.monotonic() + 0.1,
+                )  # CPython may see it late, where another thread got it.
+                while len(fired) == before and time.monotonic() < end:
+                    books.hit(2)
+                    books.ended(1, 1, {"revoked": 1})
+            except error:
+                got += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.enable()
+        signal.signal(signal.SIGALRM, previous)
+    assert got == len(fired) > 0
+    assert recorder.changes.begun == recorder.changes.done > 0

@@ -23,7 +23,7 @@ from kvcache_otel import semconv
 from kvcache_otel.identity import Identity
 from kvcache_otel.record import foreign, reading, timing, underway
 from kvcache_otel.record.cells import Histogram
-from kvcache_otel.record.keys import LATER
+from kvcache_otel.record.keys import KEPT, LATER
 from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.streams import CURRENT
@@ -581,16 +581,73 @@ def test_a_begin_that_never_ends_stays_active_and_is_counted_once(lines: pytest.
     assert (scene.active, scene.finished, scene.moved("wall_clock"), scene.lost()) == (0, 2, 1, 1)
 
 
+def test_one_that_nobody_has_any_more_is_not_active_for_ever(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(deadline_s=0.02)
+    scene.transfers.begin(bytes=1)
+    kept, keyed = scene.transfers.begin(bytes=1), scene.transfers.begin(bytes=1, key=1).began
+    time.sleep(0.03)
+    assert (scene.active, scene.active, scene.lost(), scene.finished) == (3, 2, 3, 0)
+    assert len(lines.messages) == 2
+    assert keyed
+    kept.end()
+    scene.transfers.end(1)
+    assert (scene.active, scene.lost(), scene.finished, scene.wrong("missing_row")) == (0, 3, 2, 0)
+
+
 def test_begins_that_never_end_take_a_bounded_memory() -> None:
     scene = Scene(limit=100)
     for _ in range(1_000):
         scene.transfers.begin()
     assert len(scene.transfers._underway) <= 2 * 100 + underway.A_FEW
     assert scene.active == 1_000
-    for key in range(1_000):
+    for key in range(3_000):
         scene.transfers.begin(key=key)
-    assert scene.transfers.open_keys == 100
-    assert scene.active == 1_100
+    assert scene.transfers.open_keys == 100 * KEPT
+    assert scene.active == 4_000
+
+
+def test_ends_by_a_key_that_found_no_room_are_counted_and_are_nobodys_error(lines: pytest.LogCaptureFixture) -> None:
+    scene = Scene(limit=2, pools=("kv", "swa"))
+    room, begun = 2 * KEPT, 2 * KEPT + 10
+    for key in range(begun):
+        scene.transfers.begin(key=key, bytes=10, tokens=1)
+    assert (scene.active, scene.transfers.open_keys) == (begun, room)
+    assert "more than 32 wait to be ended by their key; the oldest will have no duration" in lines.text
+    dropped = scene.lost("queue_full")
+    for key in range(begun):
+        said: dict[str, Any] = {3: {"error": "gone"}, 4: {"bytes": 7, "tokens": {"swa": 2}}}.get(key, {})
+        scene.transfers.end(key, **said)
+    assert (scene.active, scene.finished, scene.samples("wall_clock")) == (0, begun - 1, room)
+    assert (scene.moved("wall_clock"), scene.tokens("kv"), scene.tokens("swa")) == (10 * room + 7, room, 2)
+    assert scene.rows.value(semconv.TRANSFER_OPERATIONS, **ROUTE, error="gone") == 1
+    assert (scene.wrong("missing_row"), scene.wrong("other"), scene.failed()) == (0, 0, None)
+    assert scene.lost("queue_full") == dropped >= 10
+    scene.transfers.end("one more")
+    assert scene.wrong("missing_row") == 1
+    for key in range(room + 1):
+        scene.transfers.begin(key=key)
+    scene.transfers.end("unknown", bytes="many")  # type: ignore[arg-type]
+    assert (scene.active, scene.failed(), scene.wrong("missing_row")) == (room, 1, 1)
+
+
+def test_five_thousand_keys_are_no_matter() -> None:
+    scene = Scene()
+    for key in range(5_000):
+        scene.transfers.begin(key=key, bytes=10)
+    assert scene.active == 5_000
+    for key in range(5_000):
+        scene.transfers.end(key)
+    assert (scene.active, scene.finished, scene.moved("wall_clock")) == (0, 5_000, 50_000)
+    assert (scene.samples("wall_clock"), scene.wrong("missing_row"), scene.wrong("other")) == (5_000, 0, 0)
+
+
+def test_tokens_of_several_pools_are_counted_all_or_not_at_all() -> None:
+    scene = Scene(pools=("kv", "swa"))
+    scene.transfers.begin().end(tokens={"kv": 5, "swa": "x"})  # type: ignore[dict-item]
+    scene.transfers.begin().end(tokens=types.MappingProxyType({"kv": 5, "swa": 1.5}))  # type: ignore[dict-item]
+    assert (scene.tokens("kv"), scene.tokens("swa"), scene.failed()) == (0, 0, 2)
+    scene.transfers.begin().end(tokens={"kv": 5, "swa": True})
+    assert (scene.tokens("kv"), scene.tokens("swa"), scene.failed()) == (5, 1, 2)
 
 
 def test_one_that_takes_long_is_not_taken_for_the_many_that_end_beside_it(lines: pytest.LogCaptureFixture) -> None:
@@ -759,8 +816,9 @@ def test_threads_that_crowd_each_other_out_raise_nothing() -> None:
     finally:
         sys.setswitchinterval(interval)
     assert scene.failed() is None
-    assert scene.active == scene.transfers.open_keys <= 2 + len(crowding)
-    assert scene.wrong("other") == 8_000 - scene.transfers.open_keys
+    assert scene.transfers.open_keys <= 2 * KEPT + len(crowding)
+    assert (scene.active, scene.wrong("other")) == (8_000, 0)
+    assert scene.transfers._keys.forgotten == 8_000 - scene.transfers.open_keys
 
 
 def test_a_block_that_raises_is_a_transfer_that_failed(scene: Scene) -> None:

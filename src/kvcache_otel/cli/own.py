@@ -193,7 +193,7 @@ def _within(thing: Any) -> list[Instrumented | CacheProbe]:
 def _report(handle: Instrumented) -> EngineReport:
     identity, kind = handle.identity, handle.kind
     place = f"{kind.__module__}:{kind.__qualname__}"
-    unheard = handle.unheard
+    unheard = handle.doubted | handle.unheard
     hooks = [
         HookReport(*_named(name, what, place), name not in unheard, unheard.get(name, ""), what, "")
         for name, what in handle.measured

@@ -1,19 +1,19 @@
 """Hooks as data: what is hooked, where, in which versions; attached, detached, guarded and reported here.
 
 A hook never hurts. What the engine's function returns or raises passes through untouched; what our body raises is
-caught, counted and said once, and after a few times in a row the hook steps aside. SystemExit and KeyboardInterrupt are
-let through: they are how a signal handler of the engine's ends its process, wherever it happens to be.
+caught, counted and said once, and after a few times in a row the hook steps aside. What a signal handler of the
+engine's raises is let through, wherever it happens to be.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.post_import import PostImport
 from kvcache_otel.engines.versions import is_before
 from kvcache_otel.engines.wrapping import wrapped, written_out
+from kvcache_otel.record.outside import let_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Set
@@ -245,7 +245,8 @@ class HookPoint:
             setattr(owner, name, first)
 
     def failed(self, error: Exception) -> None:
-        """Counts a failure of ours; says the first; steps aside after a few in a row."""
+        """Counts a failure of ours; says the first; steps aside after a few in a row. Raises what is none of ours."""
+        let_through(error)
         self.errors += 1
         self._in_a_row += 1
         if self.body is not None:  # Nobody detached it meanwhile.
@@ -254,10 +255,12 @@ class HookPoint:
             self.body = None
             self.state = "aside"
             self.why = f"stepped aside after {self._in_a_row} failures in a row, last: {_words(error)}"
-        with suppress(Exception):  # Whoever hears of it is as fallible as the hook.
+        try:
             self._changed()
+        except Exception as of_adapter:  # Whoever hears of it is as fallible as the hook.
+            let_through(of_adapter)
         if self.errors == 1:
-            with suppress(Exception):  # A handler of somebody's that raises must not hurt the engine either.
+            try:
                 _logger.warning(
                     "kvcache: the hook %s failed and was skipped: %s. The engine is not affected; the hook steps aside "
                     "after %d failures in a row (kvcache.telemetry.errors counts them)",
@@ -266,6 +269,8 @@ class HookPoint:
                     STEP_ASIDE_AFTER,
                     exc_info=_logger.isEnabledFor(logging.DEBUG),
                 )
+            except Exception as of_log:  # A log that raises must not hurt the engine either.
+                let_through(of_log)
 
 
 def _as_it_is(function: Any) -> Any:
@@ -275,9 +280,8 @@ def _as_it_is(function: Any) -> Any:
 def _words(error: Exception) -> str:
     try:
         return repr(error)
-    except (SystemExit, KeyboardInterrupt):
-        raise
-    except BaseException:  # A repr of somebody's may raise whatever a reader may.
+    except BaseException as of_repr:  # A repr of somebody's may raise whatever a reader may.
+        let_through(of_repr)
         return type(error).__name__
 
 

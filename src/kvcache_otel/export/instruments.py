@@ -26,6 +26,9 @@ _logger = logging.getLogger(__name__)
 
 SCOPE_NAME = "kvcache_otel"
 
+# How much of a collection's time may go by before its first metric is read.
+CATCH_UP_SHARE = 0.5
+
 # The metric that a collection asks for first: instruments are asked in the order in which they were made.
 _FIRST = next(iter(semconv.METRICS.values()))
 
@@ -54,6 +57,7 @@ class Instruments:
         histograms: Whether histograms are made too.
         """
         self._recorder: Recorder | None = None
+        self._catch_up: Callable[[float], None] | None = None
         self._pid = 0
         self._failed: set[str] = set()
         self._read = threading.local()  # Each collection is one thread's.
@@ -64,15 +68,20 @@ class Instruments:
             self._observe(meter, spec)
         self.histograms: Mapping[str, Histogram] = _histograms(meter) if histograms else {}
 
-    def bind(self, recorder: Recorder) -> None:
-        """Reads this recorder from now on, in this process."""
-        self._recorder = recorder
+    def bind(self, recorder: Recorder, catch_up: Callable[[float], None] | None = None) -> None:
+        """Reads this recorder from now on, in this process.
+
+        Args:
+            recorder: The recorder.
+            catch_up: Called first in each collection, with the seconds that it may take.
+        """
+        self._recorder, self._catch_up = recorder, catch_up
         self._pid = os.getpid()
 
     def release(self, recorder: Recorder) -> None:
         """Ends every series, unless another recorder has been bound since."""
         if self._recorder is recorder:
-            self._recorder = None
+            self._recorder = self._catch_up = None
 
     def _observe(self, meter: Meter, spec: MetricSpec) -> None:
         create = {
@@ -93,6 +102,8 @@ class Instruments:
                 if spec is _FIRST:
                     recorder.harvester.freshen()
                     self._forget_ended(recorder)
+                    if self._catch_up is not None:
+                        self._catch_up(CATCH_UP_SHARE * options.timeout_millis / 1000)
                 for attributes, value in self._points(recorder, spec):
                     observations.append(Observation(value, attributes))
             except KeyboardInterrupt:

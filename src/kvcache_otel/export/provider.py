@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import time
 import uuid
+import weakref
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resou
 
 from kvcache_otel.export.config_file import ConfigFileError, is_inherited, provider_from_file
 from kvcache_otel.export.exporter import Exporter
-from kvcache_otel.export.foreign import readers_of
+from kvcache_otel.export.foreign import has_ended, readers_of
 from kvcache_otel.export.instruments import Instruments
 from kvcache_otel.export.readers import PeriodicReader, cell_reader
 from kvcache_otel.export.replay import Replay
@@ -30,7 +32,7 @@ from kvcache_otel.export.spoken import SpokenExporter
 from kvcache_otel.record.recorder import SERIES_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from kvcache_otel.export.prometheus import PrometheusServer
     from kvcache_otel.export.settings import Settings
@@ -136,7 +138,8 @@ def _through(provider: MeterProvider, recorder: Recorder, endpoint: str) -> Expo
     instruments = _instruments_of.get(provider)
     if instruments is None:
         instruments = _instruments_of[provider] = Instruments(provider, histograms=True)
-    instruments.bind(recorder)
+    replay = _replay(recorder, instruments)
+    instruments.bind(recorder, _catching_up(provider, recorder, replay))
     if recorder.replayed is None:
         _logger.warning("kvcache: histograms are not exported: the recorder was made without replay")
     return Exporter(
@@ -144,10 +147,29 @@ def _through(provider: MeterProvider, recorder: Recorder, endpoint: str) -> Expo
         instruments,
         provider,
         own=False,
-        replay=_replay(recorder, instruments),
+        replay=replay,
         servers=(),
         endpoints=(endpoint,),
     )
+
+
+def _catching_up(provider: MeterProvider, recorder: Recorder, replay: Replay | None) -> Callable[[float], None] | None:
+    """Returns what records the samples that wait before each collection, the last one too.
+
+    None for a provider that is not the SDK's: its collection may hold locks that recording takes.
+    """
+    if replay is None or not isinstance(provider, SDKMeterProvider):
+        return None
+    this = weakref.ref(provider)  # Its instruments live as long as it does.
+
+    def catch_up(timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        ended = has_ended(this())
+        if ended:  # What is read later is in no export.
+            recorder.harvester.flush(timeout_s / 2)
+        replay.catch_up(until - time.monotonic(), last=ended)
+
+    return catch_up
 
 
 def _replay(recorder: Recorder, instruments: Instruments) -> Replay | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,10 +24,7 @@ PER_ROUND = 5_000
 
 
 class Replay:
-    """A thread that empties the queue about once a second.
-
-    It never runs inside an OTel callback: a histogram takes locks that the collection around a callback already holds.
-    """
+    """A thread that empties the queue about once a second, and what is left of it before each collection."""
 
     def __init__(self, queue: deque[tuple[ReplayedHistogram, float]], histograms: Mapping[str, Histogram]) -> None:
         """Args:
@@ -48,6 +46,26 @@ class Replay:
         if os.getpid() == self._pid:
             self._record(len(self._queue))
 
+    def catch_up(self, timeout_s: float, *, last: bool) -> None:
+        """Records what waits, inside a callback of a collection of the SDK's, which keeps no lock that this needs.
+
+        Args:
+            timeout_s: How long it may take, in seconds.
+            last: Whether nothing is collected afterwards: what is left is counted as lost, in this very collection.
+        """
+        until = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=max(timeout_s, 0)):
+            return
+        try:
+            for _ in range(len(self._queue)):
+                if time.monotonic() >= until:
+                    break
+                self._record_next()
+            if last and self._queue:
+                self._lose()
+        finally:
+            self._lock.release()
+
     def stop(self) -> None:
         """Ends the thread and records what is left."""
         self._stop.set()
@@ -60,13 +78,30 @@ class Replay:
     def _record(self, at_most: int) -> None:
         with self._lock:
             for _ in range(at_most):
-                try:
-                    cell, sample = self._queue.popleft()
-                except IndexError:
+                if not self._record_next():
                     return
-                histogram = self._histograms.get(cell.name)
-                if histogram is not None:
-                    self._record_one(histogram, sample, cell.attributes)
+
+    def _record_next(self) -> bool:
+        try:
+            cell, sample = self._queue.popleft()
+        except IndexError:
+            return False
+        histogram = self._histograms.get(cell.name)
+        if histogram is not None:
+            self._record_one(histogram, sample, cell.attributes)
+        return True
+
+    def _lose(self) -> None:
+        lost = 0
+        while self._queue:
+            cell, _ = self._queue.popleft()
+            cell.lose()
+            lost += 1
+        _logger.warning(
+            "kvcache: the MeterProvider was shut down before %d histogram samples could be recorded; see "
+            "kvcache.telemetry.dropped",
+            lost,
+        )
 
     def _record_one(self, histogram: Histogram, sample: float, attributes: Mapping[str, str | int]) -> None:
         try:

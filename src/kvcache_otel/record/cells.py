@@ -181,6 +181,10 @@ class ReplayedHistogram(Histogram):
         else:
             self._refuse(sample)
 
+    def lose(self) -> None:
+        """Counts a sample that was queued and is replayed no more."""
+        self._dropped.add(1)
+
 
 class Level:
     """A quantity that is as it is now; None while it is not known, and then no row is exported.

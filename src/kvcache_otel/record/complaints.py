@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kvcache_otel.record.labels import printable
+from kvcache_otel.record.outside import let_through
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
     from kvcache_otel.record.probe import CacheProbe
 
 _logger = logging.getLogger(__name__)
-
-
-def let_through(error: BaseException) -> None:
-    """Raises what signal handlers raise, which is meant for the engine. All else is ours, a panic of Rust code too."""
-    if isinstance(error, SystemExit | KeyboardInterrupt):
-        raise error
 
 
 class Complaints:
@@ -49,15 +43,29 @@ class Complaints:
         self._probe.lost(Reason.EVENT_LOST)
         self.say("untimed", f"no device time: {type(error).__name__}: {printable(error)}")
 
-    def overdue(self, deadline_s: float) -> None:
-        """Counts a transfer that has not ended in time."""
+    def overdue(self, deadline_s: float, *, stays: bool) -> None:
+        """Counts a transfer that has not ended in time, and stays active where somebody may still end it."""
         self._probe.lost(Reason.EVENT_LOST)
-        self.say("overdue", f"one has begun and not ended for {deadline_s:g} s, and stays active")
+        if stays:
+            self.say("overdue", f"one has begun and not ended for {deadline_s:g} s, and stays active")
+        else:
+            self.say(
+                "let go", f"one has begun and not ended for {deadline_s:g} s, and nobody has it to end it any more"
+            )
 
     def unwatched(self, limit: int) -> None:
         """Counts a transfer that is not looked after, because there are too many."""
         self._probe.lost(Reason.QUEUE_FULL)
         self.say("many", f"more than {limit} have begun and not ended; the oldest are not watched")
+
+    def crowded_out(self, limit: int) -> None:
+        """Counts a transfer whose key finds no room: what it said when it began is lost, and its duration."""
+        self._probe.lost(Reason.QUEUE_FULL)
+        self.say("keys", f"more than {limit} wait to be ended by their key; the oldest will have no duration")
+
+    def interrupted(self) -> None:
+        """Counts a transfer whose end was interrupted by something from outside."""
+        self._probe.lost(Reason.OTHER)
 
     def undeclared(self, pool: object) -> None:
         """Counts the tokens of a pool that was not declared, which have no row."""
@@ -72,5 +80,7 @@ class Complaints:
         """Says something once; a handler of somebody's that raises is no affair of the engine's."""
         if what not in self._said:
             self._said.add(what)
-            with suppress(Exception):
+            try:
                 _logger.warning("kvcache: transfers from %s: %s", self.where, words)
+            except Exception as error:
+                let_through(error)

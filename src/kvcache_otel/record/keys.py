@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from kvcache_otel.record.complaints import Complaints
     from kvcache_otel.record.transfer import Transfer
 
 LATER: Final = object()
 """In place of a key: `Transfers.keep` will say it, perhaps after another thread has said that the transfer ended."""
+
+
+# Transfers that may have a key at once, for each that is looked after.
+KEPT = 16
 
 
 class _AsRead:
@@ -62,17 +66,26 @@ class _Early:
 
 
 class Keys:
-    """Which transfer has which key. Without a lock: of what two threads want, one of them pops it."""
+    """Which transfer has which key. Without a lock: of what two threads want, one of them pops it.
 
-    __slots__ = ("_complaints", "_deadline_s", "_early", "_kept", "_launching", "_limit")
+    Attributes:
+        forgotten: Transfers that found no room any more and have not ended: nobody knows their keys.
+    """
 
-    def __init__(self, complaints: Complaints, deadline_s: float, limit: int) -> None:
+    __slots__ = ("_complaints", "_deadline_s", "_early", "_end_forgotten", "_kept", "_launching", "_limit", "forgotten")
+
+    def __init__(
+        self, complaints: Complaints, deadline_s: float, limit: int, end_forgotten: Callable[[dict[str, Any]], None]
+    ) -> None:
         """Args:
         complaints: Counts the ends that have no beginning.
         deadline_s: After how many seconds a transfer is not expected to get a key any more.
-        limit: How many transfers are remembered, and how many ends.
+        limit: How many ends are remembered, and how many transfers wait for their key; `KEPT` times as many have one.
+        end_forgotten: Called with what was said of the end of a transfer that is forgotten.
         """
         self._complaints, self._deadline_s, self._limit = complaints, deadline_s, limit
+        self._end_forgotten = end_forgotten
+        self.forgotten = 0
         self._kept: dict[Hashable, Transfer] = {}
         self._early: dict[Hashable, _Early] = {}
         # Those that will be kept, the oldest first; behind it also some that have been, or never will.
@@ -91,18 +104,18 @@ class Keys:
         """Gives a transfer its key, and ends it where its end has come already.
 
         Returns:
-            Who had the key before, or finds no room any more.
+            Who had the key before.
         """
         kept = self._kept
         before = kept.pop(key, None)
-        if before is None and len(kept) >= self._limit:
-            before = _pop_oldest(kept)
+        if before is None and len(kept) >= KEPT * self._limit:
+            self._forget(_pop_oldest(kept))
         kept[key] = transfer
         if self._early:
             # Whoever takes the end out ends the transfer: this thread, or the one that brings it.
             if (early := self._early.pop(key, None)) is not None:
                 if early.came < transfer.began:  # It was another's.
-                    self._unbegun()
+                    self._unbegun(early.said)
                 else:
                     kept.pop(key, None)
                     transfer.end(**early.said)
@@ -114,6 +127,12 @@ class Keys:
     def pop(self, key: Hashable) -> Transfer | None:
         """Takes out the transfer that has a key; None where there is none."""
         return self._kept.pop(key, None)
+
+    def take_out(self, transfer: Transfer, key: Hashable | None) -> None:
+        """Takes out a transfer that nobody ends, if it has got its key already."""
+        with suppress(TypeError):  # It may be no key at all.
+            if key is not None and self._kept.get(key) is transfer:
+                self._kept.pop(key, None)
 
     def pop_any(self) -> Transfer | None:
         """Takes a transfer out, whatever its key; None where there is none left."""
@@ -134,15 +153,15 @@ class Keys:
             if (transfer := self._kept.pop(key, None)) is not None:  # Meanwhile it has it.
                 transfer.end(**said)
             else:
-                self._unbegun()
+                self._unbegun(said)
             return
         early = self._early[key] = _Early(said)
         transfer = self._kept.pop(key, None)
         if transfer is not None and self._early.pop(key, None) is not None:  # It got it before it could see this.
             transfer.end(**early.said)
         early.brought = True
-        if len(self._early) > self._limit and _pop_oldest(self._early) is not None:
-            self._unbegun()
+        if len(self._early) > self._limit and (oldest := _pop_oldest(self._early)) is not None:
+            self._unbegun(oldest.said)
 
     def look_after(self) -> None:
         """Counts the ends that no transfer is expected for any more; on any thread."""
@@ -156,13 +175,14 @@ class Keys:
             except (StopIteration, RuntimeError, IndexError):  # Another thread is at it.
                 return
             if early_ends.pop(key, None) is not None:
-                self._unbegun()
+                self._unbegun(early.said)
 
     def clear(self) -> None:
         """Forgets all of them."""
         self._kept.clear()
         self._early.clear()
         self._launching.clear()
+        self.forgotten = 0
 
     def _forget_launched(self, since: float = 0.0) -> None:
         launching = self._launching
@@ -175,8 +195,19 @@ class Keys:
             except (IndexError, ValueError):  # Another thread has done it.
                 continue
 
-    def _unbegun(self) -> None:
-        self._complaints.contradicted("ended that had not begun", Reason.MISSING_ROW)
+    def _forget(self, transfer: Transfer | None) -> None:
+        if transfer is not None and not transfer.ended:
+            transfer.ended = True  # Whoever has it must not end it too: it is ended by its key.
+            self.forgotten += 1
+            self._complaints.crowded_out(KEPT * self._limit)
+
+    def _unbegun(self, said: dict[str, Any]) -> None:
+        """Hears of an end whose transfer is not known: it is taken for that of one that was forgotten, if any was."""
+        if self.forgotten > 0:
+            self.forgotten -= 1
+            self._end_forgotten(said)
+        else:
+            self._complaints.contradicted("ended that had not begun", Reason.MISSING_ROW)
 
 
 def _pop_oldest(mapping: dict[Any, Any]) -> Any:

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from kvcache_otel import semconv
+from kvcache_otel.record.outside import let_through
 
 if TYPE_CHECKING:
     from kvcache_otel.spec import MetricSpec
@@ -58,7 +59,8 @@ def printable(value: object) -> str:
     """Returns text that every exporter can encode: valid UTF-8, no endless names."""
     try:
         text = value if isinstance(value, str) else str(value)
-    except Exception:
+    except Exception as error:
+        let_through(error)
         text = type(value).__name__
     return text[:LONGEST].encode("utf-8", "replace").decode()
 

@@ -6,7 +6,6 @@ import logging
 import threading
 import weakref
 from collections import deque
-from contextlib import suppress
 from numbers import Integral
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +21,7 @@ from kvcache_otel.record.cells import (
 )
 from kvcache_otel.record.doubts import Doubts
 from kvcache_otel.record.labels import Labels, printable
+from kvcache_otel.record.outside import let_through
 from kvcache_otel.record.places import Places
 from kvcache_otel.record.timing import Harvester
 from kvcache_otel.record.together import Changes
@@ -274,8 +274,10 @@ class Recorder:
         """
         self.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: hook}, identity).add(1)
         said = f"{type(error).__name__}: {printable(error)}"
-        with suppress(Exception):  # It may be said on the engine's thread: a handler that raises must not hurt it.
+        try:
             self._say(f"{hook} {what}", "kvcache: %s: %r", what, said)
+        except Exception as of_log:  # It may be said on the engine's thread: a log that raises must not hurt it.
+            let_through(of_log)
 
     def dropped(self, reason: str) -> Counter:
         """Returns the counter of measurements that were given up for one reason, and are about no cache."""

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from kvcache_otel.record.labels import printable
+from kvcache_otel.record.outside import let_through
 from kvcache_otel.record.pair import Pair
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Streams:
         try:
             spares = self._spares_of(stream)
         except Exception as error:  # Remembered: to look for a module that is not there takes long.
+            let_through(error)
             spares = Spares(_refusing(f"{type(error).__name__}: {printable(error)}"))
         if len(self._streams) >= REMEMBERED:
             self._streams, self._named = {}, {}
@@ -153,7 +155,8 @@ def _name(stream: Any) -> tuple[int, int, int] | None:
     try:
         number = getattr(stream, "stream_id", None)
         return (number, int(stream.device_index), int(stream.device_type)) if type(number) is int else None
-    except Exception:  # Somebody's own.
+    except Exception as error:  # Somebody's own.
+        let_through(error)
         return None
 
 

@@ -7,13 +7,14 @@ done, and only then how far apart the two are; where no pair has come for a whil
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import weakref
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kvcache_otel.record.asking import AT_MOST_HUNG, HUNG_S, Asking
 from kvcache_otel.record.labels import printable
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from kvcache_otel.record.cells import Histogram
     from kvcache_otel.record.doubts import Doubts
 
-__all__ = ["DEADLINE_S", "LIMIT", "DeviceEvent", "Harvester", "Lane"]
+__all__ = ["DEADLINE_S", "LIMIT", "DeviceEvent", "Harvester", "Lane", "check_deadline"]
 
 _logger = logging.getLogger(__name__)
 
@@ -50,6 +51,17 @@ _INFINITY = float("inf")
 # A pair that nobody has looked at yet: its events, where the seconds between them go, and what counts that it tells
 # none. The engine's thread reads no clock for it.
 _New = tuple[DeviceEvent, DeviceEvent, "Histogram", "Doubts | None"]
+
+
+def check_deadline(deadline_s: object) -> None:
+    """Looks at how long something may take, in seconds.
+
+    Raises:
+        ValueError: That is no number of seconds, or no float holds it.
+    """
+    if type(deadline_s) not in (int, float) or not 0 < cast("float", deadline_s) <= sys.float_info.max:
+        said = printable(deadline_s) if isinstance(deadline_s, int) else repr(deadline_s)
+        raise ValueError(f"deadline_s is {said}, and must be a number of seconds")
 
 
 class _Loss(NamedTuple):

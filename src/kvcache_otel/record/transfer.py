@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvcache_otel.record.complaints import let_through
 from kvcache_otel.record.pair import Outcome, Pair
 
 if TYPE_CHECKING:
@@ -39,10 +38,13 @@ class Transfer(Pair):
         at: When it ended, by `time.monotonic`; None for when that is said.
         expected: Whether it will get a key.
         ended: Whether it was said that it has ended. A device may still be at it.
+        active: Whether it is counted as one that is under way.
+        overdue: Whether it was said that it has not ended in time.
     """
 
     __slots__ = (
         "_transfers",
+        "active",
         "at",
         "began",
         "bytes",
@@ -50,6 +52,7 @@ class Transfer(Pair):
         "events",
         "expected",
         "lent",
+        "overdue",
         "seconds",
         "stream",
         "tokens",
@@ -76,7 +79,7 @@ class Transfer(Pair):
         self.events: Events = None
         self.told = None
         self.before = self.after = None
-        self.lent = self.ended = self.void = self.expected = False
+        self.lent = self.ended = self.void = self.expected = self.active = self.overdue = False
         self.began = time.monotonic()
 
     @property
@@ -117,7 +120,7 @@ class Transfer(Pair):
         self.ended = True
         try:
             if error is not None:
-                self._transfers.failed(error, bytes, tokens)
+                self._transfers.failed(self, error, bytes, tokens)
                 return
             if bytes is not None:
                 self.bytes = bytes
@@ -131,18 +134,25 @@ class Transfer(Pair):
                 self.at = at
             self._transfers.finish(self)
         except BaseException as error_of_ours:
-            let_through(error_of_ours)
-            self._transfers.broken(error_of_ours)
+            self._transfers.broken_off(self, error_of_ours)
 
     def cancel(self) -> None:
         """Says that nothing was to be moved: it does not count. Never raises."""
         if not self.ended:
             self.ended = True
-            self._transfers.cancelled(self)
+            try:
+                self._transfers.cancelled(self)
+            except BaseException as error:
+                self._transfers.broken_off(self, error)
 
     def mark_end(self) -> None:
         """Says that all of it is on its stream, for whoever finds out then what else to say. Never raises."""
         self._transfers.mark_end(self)
+
+    def abandon(self) -> None:
+        """Says that nobody has it to end it any more: what it moved is not known."""
+        self._transfers.is_over(self)
+        self.ended = True
 
     def belongs_to(self, transfers: Transfers) -> None:
         """Has it end with another `Transfers`: in a forked child, what began before is none of the child's."""

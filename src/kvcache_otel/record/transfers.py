@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcache_otel import semconv
 from kvcache_otel.record import foreign
 from kvcache_otel.record.cells import unread
-from kvcache_otel.record.complaints import Complaints, let_through
+from kvcache_otel.record.complaints import Complaints
 from kvcache_otel.record.keys import LATER, Keys
 from kvcache_otel.record.labels import declared, printable
+from kvcache_otel.record.outside import is_from_outside, let_through
 from kvcache_otel.record.pair import Outcome
 from kvcache_otel.record.plain import plain
 from kvcache_otel.record.streams import NO_STREAM
-from kvcache_otel.record.timing import DEADLINE_S, LIMIT
+from kvcache_otel.record.timing import DEADLINE_S, LIMIT, check_deadline
 from kvcache_otel.record.transfer import Transfer
 from kvcache_otel.record.underway import Underway
 from kvcache_otel.semconv import ErrorType, Reason, TimingSource
@@ -93,8 +94,7 @@ class Transfers:
         pools = tuple(pools)
         if not pools:
             raise ValueError("name the pools whose tokens move: at least one of them")
-        if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
-            raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
+        check_deadline(deadline_s)
         self._set_up: dict[str, Any] = {"source": source, "destination": destination, "pools": pools, "name": name}
         self._set_up |= {"timing": timing, "queued": queued, "deadline_s": deadline_s, "limit": limit}
         self._complaints = Complaints(probe, f"{source} to {destination}")
@@ -116,8 +116,8 @@ class Transfers:
             self.make_events_by(make_event)
         self._deadline_s = deadline_s
         self._underway = Underway(self._complaints, deadline_s, limit)
-        self._keys = Keys(self._complaints, deadline_s, limit)
         this = weakref.ref(self)
+        self._keys = Keys(self._complaints, deadline_s, limit, partial(_end_forgotten, this))
         labels: dict[str, str | int] = {
             semconv.KVCACHE_SOURCE_TIER: source,
             semconv.KVCACHE_DESTINATION_TIER: destination,
@@ -200,6 +200,7 @@ class Transfers:
                     self._complaints.untimed(error)
                     transfer.stream = transfer.stream or NO_STREAM
             self._active.add(1)  # Before another thread may end it by its key.
+            transfer.active = True  # No signal handler runs between the two; see `cells`.
             underway = self._underway
             underway.begun.append(transfer)
             if len(underway.begun) >= underway.look_at:
@@ -211,7 +212,9 @@ class Transfers:
             if requested is not None:  # Last: it may be no time at all.
                 self.waited(transfer.began - requested)
         except BaseException as error:
-            let_through(error)
+            if is_from_outside(error):  # Nobody is given it, and nobody ends it.
+                self._take_back(transfer, key)
+                raise
             self._complaints.broken(error)
         return transfer
 
@@ -300,15 +303,31 @@ class Transfers:
             self._count(transfer, route)
         else:
             at: Any = time.monotonic() if transfer.at is None else transfer.at
-            try:  # noqa: SIM105 (suppress() would take longer than all of this)
+            try:
                 at -= transfer.began
-            except Exception:  # What it is then is no time either, and that is said.
-                pass
+            except Exception as error:  # What it is then is no time either, and that is said.
+                let_through(error)
             self._timed(transfer, TimingSource.WALL_CLOCK, at)
 
-    def failed(self, error: Failure, moved: int | None, tokens: Tokens) -> None:
-        """Counts a transfer that has failed, and what it moved nevertheless."""
+    def end_forgotten(self, said: dict[str, Any]) -> None:
+        """Counts a transfer that has ended and of which nothing is known but that it had begun.
+
+        Args:
+            said: As in `Keys.end_early`.
+        """
         self._active.add(-1)
+        if said["error"] is not None:
+            self._failures_of(said["error"]).add(1)
+        else:
+            self._usual.finished.add(1)
+        if said["bytes"] is not None:
+            self._usual.moved.add(operator.index(said["bytes"]))
+        if said["tokens"] is not None:
+            self._count_tokens(said["tokens"])
+
+    def failed(self, transfer: Transfer, error: Failure, moved: int | None, tokens: Tokens) -> None:
+        """Counts a transfer that has failed, and what it moved nevertheless."""
+        self.is_over(transfer)
         self._failures_of(error).add(1)
         if moved is not None:
             self._usual.moved.add(operator.index(moved))
@@ -334,7 +353,7 @@ class Transfers:
 
     def cancelled(self, transfer: Transfer) -> None:
         """Takes a transfer back that was none."""
-        self._active.add(-1)
+        self.is_over(transfer)
         if transfer.stream is not None and transfer.before is not None:
             transfer.stream.give_back_one(transfer.before)
             if transfer.after is not None:
@@ -352,6 +371,12 @@ class Transfers:
                 self._complaints.untimed(error)
                 transfer.before = None
 
+    def is_over(self, transfer: Transfer) -> None:
+        """Takes a transfer off what is active, if it is in there."""
+        if transfer.active:
+            self._active.add(-1)
+            transfer.active = False
+
     def waited(self, seconds: float) -> None:
         """Tells how long a transfer waited between being wanted and its beginning."""
         if self._queue is None:
@@ -365,6 +390,21 @@ class Transfers:
     def broken(self, error: BaseException) -> None:
         """Counts an exception of ours, or of what somebody said about a transfer."""
         self._complaints.broken(error)
+
+    def broken_off(self, transfer: Transfer, error: BaseException) -> None:
+        """Counts an exception of ours, or of what somebody said about a transfer, and raises what is neither.
+
+        Then the transfer is over all the same. What of it was not counted by then never is.
+        """
+        if not is_from_outside(error):
+            self._complaints.broken(error)
+            return
+        self.is_over(transfer)
+        self._complaints.interrupted()
+        try:
+            raise error
+        finally:
+            del error  # It refers to this frame, which would keep the transfer.
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -382,10 +422,15 @@ class Transfers:
             counter = self._failures[kind] = self._usual.failures(kind)
         return counter
 
+    def _take_back(self, transfer: Transfer, key: Hashable | None) -> None:
+        self.is_over(transfer)
+        transfer.ended = True
+        self._keys.take_out(transfer, key)
+
     def _displaced(self, transfer: Transfer) -> None:
         if not transfer.ended:
+            self.is_over(transfer)
             transfer.ended = True
-            self._active.add(-1)
             self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
 
     def _finish_by(self, transfer: Transfer, events: Any) -> None:
@@ -394,25 +439,28 @@ class Transfers:
         seconds: float | None = None
         try:
             transfer.before, transfer.after = before, after = events
-            if (waited := foreign.waiting.get(id(after))) is not None:
-                foreign.supersede(waited)
-            if after.query():
+            done = after.query()
+            if not done and not transfer.lent:
+                if not foreign.wait_for(transfer, before, after):
+                    raise RuntimeError("the device is not done with them, and they have a `record` of their own")
+                transfer.duration = route.duration
+                if transfer.tokens is not None:
+                    transfer.tokens = _kept(transfer.tokens)
+                if self._harvester.hand_over(transfer, None, self._deadline_s):
+                    return
+                foreign.forget(transfer)
+            else:
+                if foreign.waiting:
+                    foreign.handed_over(before, after)
+                if not done:
+                    raise RuntimeError("the device is not done with them, and they are lent only")
                 milliseconds = before.elapsed_time(after)
                 seconds = (milliseconds if type(milliseconds) is float else plain(milliseconds)) / 1000.0
                 if not 0 <= seconds < _INFINITY:
                     apart, seconds = seconds, None
                     raise ValueError(f"{apart!r} s apart")
-            elif transfer.lent:
-                raise RuntimeError("the device is not done with them, and they are lent only")
-            else:
-                transfer.duration = route.duration
-                if transfer.tokens is not None:
-                    transfer.tokens = _kept(transfer.tokens)
-                foreign.wait_for(transfer, before, after)
-                if self._harvester.hand_over(transfer, None, self._deadline_s):
-                    return
-                foreign.forget(transfer)
         except BaseException as error:
+            foreign.forget(transfer)
             let_through(error)
             self._complaints.untimed(error)
         try:
@@ -429,7 +477,9 @@ class Transfers:
             route.duration.record(plain(seconds))
 
     def _count(self, transfer: Transfer, route: Route) -> None:
-        self._active.add(-1)
+        if transfer.active:  # As `is_over` does it, a call less.
+            self._active.add(-1)
+            transfer.active = False
         route.finished.add(1)
         moved = transfer.bytes
         route.moved.add(moved if type(moved) is int else operator.index(moved))
@@ -442,12 +492,17 @@ class Transfers:
         if type(tokens) is int or (type(tokens) is not dict and not isinstance(tokens, Mapping)):
             self._tokens[self._first_pool].add(operator.index(tokens))
             return
-        for pool, count in cast("Mapping[str, int]", tokens).items():
+        amounts = cast("Mapping[str, int]", tokens)
+        for count in amounts.values():
+            if type(count) is not int:  # All of them are numbers, or none is counted.
+                amounts = {pool: operator.index(amount) for pool, amount in amounts.items()}
+                break
+        for pool, count in amounts.items():
             counter = self._tokens.get(pool)
             if counter is None:
                 self._complaints.undeclared(pool)
             else:
-                counter.add(count if type(count) is int else operator.index(count))
+                counter.add(count)
 
     def _route(self, source: str) -> Route:
         route = self._routes.get(source)
@@ -468,6 +523,15 @@ def _kept(tokens: Tokens) -> Tokens:
     if type(tokens) is dict or (type(tokens) is not int and isinstance(tokens, Mapping)):
         return {**cast("Mapping[str, int]", tokens)}  # To ask an abstract class takes longest of all.
     return tokens
+
+
+def _end_forgotten(this: Callable[[], Transfers | None], said: dict[str, Any]) -> None:
+    if (transfers := this()) is not None:
+        try:
+            transfers.end_forgotten(said)
+        except BaseException as error:  # Whoever gives another its key is not to hear of it.
+            let_through(error)
+            transfers.broken(error)
 
 
 def _look_after(transfers: Transfers | None) -> None:

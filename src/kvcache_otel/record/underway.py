@@ -1,9 +1,13 @@
-"""The transfers of one direction that have begun: who does not end is counted, and none takes memory for ever."""
+"""The transfers of one direction that have begun: who does not end is counted, and none takes memory for ever.
+
+Who does not end in time stays active, unless nobody has it any more: then nobody can end it.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from sys import getrefcount
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,12 +15,15 @@ if TYPE_CHECKING:
     from kvcache_otel.record.transfer import Transfer
     from kvcache_otel.record.transfers import Transfers
 
+# References to a transfer that nobody else has: the deque's, the local name's and that of who counts them.
+_NOBODY = 3
+
 # Transfers that begin, at least, before it is worth a look which of them have ended.
 A_FEW = 64
 
 
 class Underway:
-    """The transfers that have begun, until they are seen to have ended or are overdue.
+    """The transfers that have begun, until they are seen to have ended.
 
     Attributes:
         begun: The transfers, the oldest first. Who begins one adds it, and has it looked after when there are
@@ -46,24 +53,30 @@ class Underway:
 
     def look_after(self) -> None:
         """Forgets what has ended, and counts what should have; on any thread."""
+        # Neither another thread nor a signal handler comes between a look at the first and what is done about it; as in
+        # `cells`, nothing is called there.
         begun, since = self.begun, time.monotonic() - self._deadline_s
         for _ in range(len(begun)):  # All of them: behind one that takes long others may have ended.
-            try:
-                oldest = begun.popleft()
-            except IndexError:  # Another thread took the last one.
+            if not begun:  # Another thread took the last one.
                 return
+            oldest = begun[0]
             if oldest.ended:
+                del begun[0]
                 continue
+            begun.rotate(-1)
             if oldest.began < since:
-                self._complaints.overdue(self._deadline_s)
-            else:
-                begun.append(oldest)
-        while len(begun) > self._limit:
-            try:
-                oldest = begun.popleft()
-            except IndexError:
+                held = getrefcount(oldest) > _NOBODY
+                if not held:
+                    oldest.abandon()
+                if not oldest.overdue:
+                    oldest.overdue = True
+                    self._complaints.overdue(self._deadline_s, stays=held)
+        for _ in range(len(begun) - self._limit):
+            if not begun:
                 return
-            if not oldest.ended:
+            oldest = begun[0]
+            del begun[0]
+            if not oldest.ended and not oldest.overdue:
                 self._complaints.unwatched(self._limit)
 
     def hand_to(self, transfers: Transfers) -> None:

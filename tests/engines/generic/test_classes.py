@@ -422,6 +422,7 @@ def test_who_wraps_it_on_the_class_keeps_that_and_it_is_counted(exported: Export
     around = Around()
     Cache.flush = around  # type: ignore[method-assign,assignment]
     try:
+        assert handle.attached == ()  # Only a call can tell.
         assert (cache.flush(3), other.flush(3)) == (4, 4)
         assert (evicted(exported), handle.attached) == (3, ("flush",))
         second = instrument(other, exported)

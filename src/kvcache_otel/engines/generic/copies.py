@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.generic.facts import Fact, caught, optional
 from kvcache_otel.record.keys import LATER
+from kvcache_otel.record.labels import printable
 from kvcache_otel.semconv import Tier, TimingSource
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Copy(Fact):
             raise TypeError(f"one of {'=, '.join(clocks)}= tells how long a copy took, not all of them")
         if self.key is not None and clocks:
             raise TypeError(f"a copy with key= is timed by its CopiesDone, not by {clocks[0]}=")
+        _check_events(self)
         if self.requested is not None and not callable(self.requested):
             raise TypeError("requested= must be a callable of the call")
 
@@ -181,6 +183,10 @@ class CopiesDone(Fact):
     lent: bool = False
     error: Callable[[Any, Call], Any] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_events(self)
+
     def lost(self, rows: Rows, *, aside: bool) -> None:
         rows.transfers(self.source, self.destination).end_active()
 
@@ -190,6 +196,7 @@ class CopiesDone(Fact):
         transfers = rows.transfers(
             self.source, self.destination, timing=TimingSource.DEVICE_EVENT if by_device else timing
         )
+        rows.found_done.add((self.source, self.destination))
         happened, keys = self.happened(), self.keys or _itself
         seconds, events, error, lent = self.seconds, self.events, self.error, self.lent
 
@@ -197,7 +204,12 @@ class CopiesDone(Fact):
             at = time.monotonic()  # First: readers may take their time.
             if happened is not None and not happened(result, call):
                 return
-            for key in keys(result, call) or ():
+            found: Any = keys(result, call)
+            if found is None or (
+                type(found) in (bool, int) and not found
+            ):  # An array says nothing of whether it is empty.
+                return
+            for key in found:
                 transfers.end(
                     key,
                     seconds=None if seconds is None else seconds(key, call),
@@ -208,6 +220,15 @@ class CopiesDone(Fact):
                 )
 
         return done
+
+
+def _check_events(fact: Copy | CopiesDone) -> None:
+    """Raises TypeError where what is said of a copy's events is not what it should be."""
+    kind = type(fact).__name__
+    if fact.events is not None and not callable(fact.events):
+        raise TypeError(f"{kind}: events= must be a callable of the call, and not {printable(fact.events)!r}")
+    if not isinstance(fact.lent, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{kind}: lent= must be True or False, and not {printable(fact.lent)!r}")
 
 
 def _itself(result: Any, _: Call) -> Any:

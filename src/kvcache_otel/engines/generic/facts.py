@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic import faults
 from kvcache_otel.record.labels import printable
+from kvcache_otel.record.outside import let_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -142,11 +143,13 @@ def kept(read: Callable[[Any, Call], Any]) -> Callable[[Any, Call], Any]:
 def caught(error: BaseException) -> BaseException:
     """Returns what to raise in place of what a reader has raised, so that a hook may catch it.
 
-    A panic of Rust code, say, is no `Exception`, and would get through to the engine. What signal handlers raise may.
+    A panic of Rust code, say, is no `Exception`, and would get through to the engine. What comes from outside may.
     """
-    if isinstance(error, Exception | SystemExit | KeyboardInterrupt):
-        return error
-    return RuntimeError(f"{type(error).__name__}: {printable(error)}")
+    try:
+        let_through(error)
+        return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {printable(error)}")
+    finally:
+        del error  # As in `let_through`.
 
 
 def check_reasons(spec: MetricSpec, given: str | Iterable[str]) -> tuple[str, ...]:

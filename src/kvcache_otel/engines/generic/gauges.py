@@ -46,6 +46,11 @@ class PoolSize:
             raise TypeError("PoolSize needs limit= and free=, or at_once=")
         if self.at_once is not None and (any(one is not None for one in single) or not callable(self.at_once)):
             raise TypeError("at_once= is a callable that tells limit, free and evictable: give nothing else")
+        numbers = [0 if one is None else one for one in single if not callable(one) and not isinstance(one, str)]
+        if self.at_once is None and len(numbers) == len(single) and all(hasattr(one, "__float__") for one in numbers):
+            limit, free, evictable = numbers
+            if free + evictable > limit:
+                raise ValueError(f"PoolSize: of limit={printable(limit)}, {printable(free + evictable)} are not used")
 
 
 def _quantities() -> dict[Any, Any]:

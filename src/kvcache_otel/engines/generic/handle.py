@@ -96,6 +96,12 @@ class Instrumented:
         return {item.name: by_name[item.name] for item in self.measured if item.name in by_name}
 
     @property
+    def doubted(self) -> dict[str, str]:
+        """Of what is measured, the hooks that calls may not come by any more, and why: the next one will tell."""
+        by_name = {point.hook.name: why for point in self._points if (why := point.doubted())}
+        return {item.name: by_name[item.name] for item in self.measured if item.name in by_name}
+
+    @property
     def rows(self) -> Rows | None:
         """What its facts write to; None where it was removed, or nothing is measured in this process."""
         return self._rows
@@ -120,7 +126,7 @@ class Instrumented:
         for name, what in self.measured:
             point = by_name.get(name)
             state = "attached" if point is None else point.state
-            words = (point and (point.why or point.unheard())) or what
+            words = (point and (point.why or point.unheard() or point.doubted())) or what
             lines.append(f"  {state:<9}  {name:<{width}}  {words}")
         lines += [f"  {'MISSING':<9}  {item.name:<{width}}  {item.why}" for item in self.missing]
         if self.missing:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from kvcache_otel.engines.generic import faults, objects
 from kvcache_otel.engines.generic.classes import attributes_of
 from kvcache_otel.engines.generic.copied import ANCHOR
+from kvcache_otel.engines.generic.copies import Copy
 from kvcache_otel.engines.generic.facts import Fact
 from kvcache_otel.engines.generic.gauges import Gauges, make_gauges
 from kvcache_otel.engines.generic.handle import Instrumented, Missing, taken
@@ -83,6 +84,7 @@ def instrument(
     except BaseException:
         made.remove()
         raise
+    _say_unended(kind, identity, facts, rows)
     if made.missing:
         said = "; ".join(f"{item.name}: {item.why}" for item in made.missing)
         _say(kind, f"kvcache: {identity.cache_type}: not all is measured: {said}")
@@ -111,6 +113,19 @@ def _say(kind: type, words: str) -> None:
         if words not in said and len(said) < SAID:
             said.add(words)
             _logger.warning("%s", words)
+
+
+def _say_unended(kind: type, identity: Identity, facts: Mapping[str, tuple[Fact, ...]], rows: Rows) -> None:
+    """Says which copies have a key by which nobody ends them. Another object of the cache, or a program, may later."""
+    for name, several in facts.items():
+        for fact in several:
+            if isinstance(fact, Copy) and fact.key and (fact.source, fact.destination) not in rows.found_done:
+                way = f"{fact.source} to {fact.destination}"
+                _say(
+                    kind,
+                    f"kvcache: {identity.cache_type}: {name}: no CopiesDone so far says when copies from {way} have "
+                    "ended that have a key=: until something does they stay active",
+                )
 
 
 def _rows(make_probe: Callable[[], CacheProbe | None], tiers: Tiers, deadline_s: float) -> Rows | None:

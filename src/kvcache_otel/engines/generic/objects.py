@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from kvcache_otel.engines.generic import classes
 from kvcache_otel.engines.generic.classes import attributes_of
 from kvcache_otel.engines.generic.copied import reduce_plainly
-from kvcache_otel.engines.generic.stand_ins import Wrapped, is_hooked
-from kvcache_otel.engines.generic.standing import unheard
+from kvcache_otel.engines.generic.stand_ins import Wrapped, is_hooked, stands_for
+from kvcache_otel.engines.generic.standing import HEARD, Standing, look_up, standing
 from kvcache_otel.engines.hooks import HookPoint
+from kvcache_otel.record.outside import let_through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +66,28 @@ class ObjectPoint(HookPoint):
 
     def unheard(self) -> str:
         """Returns why calls do not come by it any more, in words; empty where they do, or it was never put there."""
-        return "" if self._place is None else self._place.unheard()
+        return "" if (place := self._place) is None or (stands := place.stands()).heard is not False else stands.why
+
+    def doubted(self) -> str:
+        """Returns why calls may not come by it any more, in words; empty where it is known."""
+        return "" if (place := self._place) is None or (stands := place.stands()).heard is not None else stands.why
+
+    def listen(self, heard: Callable[[Any], None]) -> None:
+        """Has the next call that comes by it told, with its object, and what stands for it, among the arguments."""
+        body = self.body
+        if body is None or getattr(body, "listens", False):
+            return
+
+        def listening(*args: Any, **kwargs: Any) -> Any:
+            if self.body is listening:
+                self.body = body
+            heard(args[:2])
+            return body(*args, **kwargs)
+
+        listening.listens = True  # type: ignore[attr-defined]
+        self.body = listening
+        if self._place is None:  # Detached meanwhile.
+            self.body = None
 
     def detach(self) -> None:
         """Takes it off, as `HookPoint` does; what it was around is let go at once, and so are the rows."""
@@ -75,7 +97,8 @@ class ObjectPoint(HookPoint):
         self._changed = _nothing
 
     def failed(self, error: Exception) -> None:
-        """Counts a failure, as `HookPoint` does."""
+        """Counts a failure, as `HookPoint` does, and raises what is none of ours."""
+        let_through(error)
         self._failures.add(1)
         super().failed(error)
 
@@ -180,7 +203,7 @@ def _goes_on(bound: Any) -> bool:
 class Place:
     """Where a method has hooks around it: on its object's class, which hands them out on this object alone."""
 
-    __slots__ = ("_hook", "_owner", "_wrapped")
+    __slots__ = ("_heard", "_hook", "_looked_up", "_owner", "_points", "_wrapped")
 
     def __init__(self, owner: Any, name: str, method: Found, points: Sequence[HookPoint]) -> None:
         """Args:
@@ -194,6 +217,9 @@ class Place:
         """
         function = reduce_plainly if name == "__reduce_ex__" else _of_owner(name, method)
         self._owner = weakref.ref(owner)
+        self._points = points
+        self._looked_up = look_up(cast("type[Any]", type(owner)))
+        self._heard: tuple[int, ...] = ()
         self._wrapped = Wrapped(method.found, function, points)
         self._hook = classes.hook_for(owner, name, self._wrapped, own=method.own)
 
@@ -203,15 +229,35 @@ class Place:
 
     def state(self) -> State:
         """Returns whether it is there still: somebody may have put another method into its place."""
-        return "missing" if self.unheard() else "attached"
+        heard = self.stands().heard
+        return "waiting" if heard is None else "attached" if heard else "missing"
 
-    def unheard(self) -> str:
-        """Returns why it is not there any more, in words; empty where it is."""
+    def stands(self) -> Standing:
+        """Returns whether calls still come by it; where only a call can tell, the next one is listened for."""
         owner = self._owner()
+        if owner is None:
+            return HEARD
         try:
-            return "" if owner is None else unheard(self._hook, owner, self._wrapped)
+            found = standing(self._hook, owner, self._wrapped, self._looked_up)
         except Exception as error:  # What is there now may be anything.
-            return f"what is in its place since cannot be looked at: {type(error).__name__}"
+            return Standing(None, f"what is in its place since cannot be looked at: {type(error).__name__}")
+        if found.heard is not None:
+            self._heard = ()
+        elif self._heard == found.there:
+            return HEARD
+        else:
+            self._listen(found.there)
+        return found
+
+    def _listen(self, there: tuple[int, ...]) -> None:
+        def heard(first: tuple[Any, ...]) -> None:
+            owner = self._owner()
+            if any(each is owner or stands_for(each, owner) for each in first):
+                self._heard = there
+
+        for point in self._points:
+            if isinstance(point, ObjectPoint):
+                point.listen(heard)
 
     def clear(self, owner: Any) -> None:
         """Takes the hooks off; the class is as it was when there is no other object of it that has them."""

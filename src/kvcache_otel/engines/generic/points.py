@@ -62,7 +62,8 @@ def make_point(rows: Rows, owner: object, name: str, called: str, fact: Fact, me
 def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
     """Has it exported whether a hook is in place, for as long as there is who has it.
 
-    Several objects of one cache, or caches of one name, have one row: it is 1 where all of them have the hook.
+    Several objects of one cache, or caches of one name, have one row: it is 1 where all of them have the hook. There is
+    none while that cannot be told.
 
     Args:
         rows: The rows of its cache.
@@ -78,7 +79,10 @@ def watch(rows: Rows, point: ObjectPoint, owner: object) -> None:
     def attached() -> int | None:
         point = this()
         told = [] if point is None else point.alike.told()
-        return int(all(each.state == "attached" for each in told)) if told and told[0] is point else None
+        if not told or told[0] is not point:
+            return None
+        states = {each.state for each in told}
+        return None if states <= {"attached", "waiting"} and "waiting" in states else int(states == {"attached"})
 
     rows.probe.observe(semconv.TELEMETRY_HOOK_ATTACHED, labels, attached, owner=owner)
 

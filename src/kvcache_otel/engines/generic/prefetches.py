@@ -57,15 +57,21 @@ class PrefetchBooks:
     def hit(self, tokens: int) -> None:
         """Tells what storage said it had."""
         if self._hit is not None:
-            with self._probe.changes:
+            changes = self._probe.changes
+            try:
+                changes.begun += 1
                 self._asked.add(max(tokens, 0))  # First: it is never seen to be settled before it was asked for.
                 self._hit.add(tokens)
+            finally:
+                changes.done += 1
 
     def ended(self, loaded: int, fulfilled: int, unfulfilled: Mapping[str, int]) -> list[str]:
         """Tells what has become of it; returns the reasons that were not declared, and count as ``other``."""
         unknown: list[str] = []
         settled = max(fulfilled, 0)
-        with self._probe.changes:
+        changes = self._probe.changes
+        try:
+            changes.begun += 1
             for reason, tokens in unfulfilled.items():
                 if (counter := self._unfulfilled.get(reason)) is None:
                     unknown.append(reason)
@@ -76,6 +82,8 @@ class PrefetchBooks:
                 self._loaded.add(loaded)
                 self._fulfilled.add(fulfilled)
             self._settled.add(settled)
+        finally:
+            changes.done += 1
         return unknown
 
     def unknown(self) -> None:

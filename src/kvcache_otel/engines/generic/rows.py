@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcache_otel import semconv
 from kvcache_otel.engines.generic import faults
 from kvcache_otel.engines.generic.prefetches import PrefetchBooks
 from kvcache_otel.record.labels import declared, printable
+from kvcache_otel.record.outside import let_through
+from kvcache_otel.record.timing import check_deadline
 from kvcache_otel.record.transfers import Transfers
 from kvcache_otel.semconv import Reason, TimingSource
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from kvcache_otel.record.probe import CacheProbe
 
 _logger = logging.getLogger(__name__)
-
-_INFINITY = float("inf")
 
 # Different things to be said of one cache.
 SAID = 16
@@ -106,6 +105,7 @@ class Rows:
         tiers: Its tiers.
         deadline_s: How long a transfer may take until it is said that it does not end, in seconds.
         published: What its events add up to, as far as all of them are told.
+        found_done: The directions whose copies with a key are found done by a `CopiesDone`.
     """
 
     def __init__(self, probe: CacheProbe, tiers: Tiers, deadline_s: float) -> None:
@@ -117,12 +117,12 @@ class Rows:
         Raises:
             ValueError: That is no number of seconds.
         """
-        if type(deadline_s) not in (int, float) or not 0 < deadline_s < _INFINITY:
-            raise ValueError(f"deadline_s is {deadline_s!r}, and must be a number of seconds")
+        check_deadline(deadline_s)
         self.probe = probe
         self.tiers = tiers
         self.deadline_s = deadline_s
         self.published: list[PublishedBooks] = []
+        self.found_done: set[tuple[str, str]] = set()
         self._transfers: dict[tuple[str, str], Transfers] = {}
         self._prefetches: dict[str, PrefetchBooks] = {}
         self._said: set[str] = set()
@@ -219,8 +219,10 @@ class Rows:
         """Says something once, and no more than a few things."""
         if words not in self._said and len(self._said) < SAID:
             self._said.add(words)
-            with suppress(Exception):  # A handler of somebody's that raises is no affair of the engine's.
+            try:
                 _logger.warning("kvcache: %s: %s", self.probe.identity.cache_type, words)
+            except Exception as error:  # A log that raises is no affair of the engine's.
+                let_through(error)
 
     def keep(self) -> None:
         """Says that one more object tells of this cache."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from kvcache_otel.record.outside import let_through
+
 _MODULE = "sglang.srt.mem_cache.l2_transfer"
 
 
@@ -43,7 +45,8 @@ class CopyClock:
     def _sglang_times(self) -> bool:
         try:
             return bool(self._module._timing_events_supported())
-        except Exception:  # SGLang asks the same, and will say what is wrong.
+        except Exception as error:  # SGLang asks the same, and will say what is wrong.
+            let_through(error)
             return False
 
     def _recorded(self) -> Any:
@@ -51,7 +54,8 @@ class CopyClock:
         if event is not None:
             try:
                 event.record(getattr(self._engine, self._stream))
-            except Exception:
+            except Exception as error:
+                let_through(error)
                 self.ours, event = False, None
         return event
 
@@ -59,6 +63,7 @@ class CopyClock:
         if self.ours:
             try:
                 return self._module.device_module.Event(enable_timing=True)
-            except Exception:  # What is raised depends on the device.
+            except Exception as error:  # What is raised depends on the device.
+                let_through(error)
                 self.ours = False
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvcache_otel.record.outside import let_through
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -80,6 +82,7 @@ def settle(tiers: Iterable[TierRows]) -> None:
                 limit, free = getattr(asked, pool.size), getattr(asked, pool.free)()
                 pool.rows.settle(limit, free, unused if evictable is None else evictable())
             except Exception as error:
+                let_through(error)
                 pool.unknown(error)
                 continue
             if pool.failed:
