@@ -9,7 +9,7 @@ handed over again; one that hides its class's `record` behind one of its own is 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.record.hearing import Hearing
 from kvcache_otel.record.outside import let_through
@@ -45,7 +45,7 @@ def wait_for(pair: Pair, before: Any, after: Any) -> bool:
     number, other = id(before), id(after)
     if number in waiting or other in waiting:
         handed_over(before, after)
-    kind = cast("type[Any]", type(before))
+    kind: Any = type(before)  # pyright: ignore[reportUnknownVariableType]
     record = hearing.records.get(kind)
     if record is None or kind.record is not record or type(after) is not kind:
         if hearing.is_hidden(before) or hearing.is_hidden(after):

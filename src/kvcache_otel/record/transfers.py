@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvcache_otel import semconv
 from kvcache_otel.record import foreign
@@ -492,17 +492,15 @@ class Transfers:
         if type(tokens) is int or (type(tokens) is not dict and not isinstance(tokens, Mapping)):
             self._tokens[self._first_pool].add(operator.index(tokens))
             return
-        amounts = cast("Mapping[str, int]", tokens)
-        for count in amounts.values():
-            if type(count) is not int:  # All of them are numbers, or none is counted.
-                amounts = {pool: operator.index(amount) for pool, amount in amounts.items()}
-                break
+        amounts: Any = tokens  # pyright: ignore[reportUnknownVariableType]
+        if len(amounts) > 1 and not all(type(count) is int for count in amounts.values()):
+            amounts = {pool: operator.index(count) for pool, count in amounts.items()}  # All are counted, or none.
         for pool, count in amounts.items():
             counter = self._tokens.get(pool)
             if counter is None:
                 self._complaints.undeclared(pool)
             else:
-                counter.add(count)
+                counter.add(count if type(count) is int else operator.index(count))
 
     def _route(self, source: str) -> Route:
         route = self._routes.get(source)
@@ -518,10 +516,10 @@ class Transfers:
         self._harvester.look_after()
 
 
-def _kept(tokens: Tokens) -> Tokens:
+def _kept(tokens: Any) -> Tokens:
     """Returns what is said of pools, as it is now: whoever said it may use the same dict for the next transfer."""
     if type(tokens) is dict or (type(tokens) is not int and isinstance(tokens, Mapping)):
-        return {**cast("Mapping[str, int]", tokens)}  # To ask an abstract class takes longest of all.
+        return {**tokens}  # pyright: ignore[reportUnknownVariableType]
     return tokens
 
 
