@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -216,3 +217,21 @@ def test_what_another_thread_has_raised_in_ours_goes_through() -> None:
         thread.join(ENOUGH_S)
     assert outcome == [TooLongError] * 60
     assert scene.failed() is None
+
+
+def test_what_was_looked_at_is_let_go_of() -> None:
+    """It may have an engine's tensors."""
+
+    class Event:
+        def query(self) -> bool:
+            raise ValueError("no device")
+
+    scene, event = Scene(timing="device_event"), Event()
+    gone = weakref.ref(event)
+    gc.disable()
+    try:
+        scene.transfers.begin().end(events=(event, event))  # pyright: ignore[reportArgumentType]
+        del event
+        assert gone() is None
+    finally:
+        gc.enable()

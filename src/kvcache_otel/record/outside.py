@@ -38,7 +38,8 @@ def is_from_outside(error: BaseException) -> bool:
         return True
     step = error.__traceback__
     while step is not None:
-        if _is_handler(step):
+        # Not ours: before 3.13 a frame keeps the values that it was asked for, and ours have the exception among them.
+        if not _is_ours(step) and _is_handler(step):
             return True
         if step.tb_next is None:
             return _is_ours(step) and _comes_from_nowhere(error)
@@ -54,8 +55,7 @@ def _is_handler(step: TracebackType) -> bool:
     if not number or interrupted is None:
         return False
     values = frame.f_locals
-    names = [*code.co_varnames[: code.co_argcount]]
-    given: list[Any] = [values.get(name) for name in names]
+    given: list[Any] = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & _VARIADIC:
         given += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) or ()
     return any(each is interrupted and isinstance(before, int) for before, each in pairwise(given))
