@@ -38,6 +38,7 @@ class Driver:
     def __init__(self, *, replay: bool = False, limits: Limits = LIMITS) -> None:
         self.now = 1000.0
         self.runs: list[list[bytes]] = [[]]
+        self.forgotten: list[bytes] = []
         self.asked: int | None = None
         self.requests: list[int] = []
         self.sent: int | None = None
@@ -48,13 +49,20 @@ class Driver:
     # -- the consumer ----------------------------------------------------------------------------------------------
 
     def apply(self, payload: bytes) -> None:
+        assert payload not in self.forgotten
         self.runs[-1].append(payload)
 
     def reset(self) -> None:
         self.runs.append([])
+        self.forgotten = []
 
     def forget(self) -> None:
+        self.forgotten = self.runs[-1]
         self.runs[-1] = []
+
+    def restore(self, payload: bytes) -> None:
+        assert payload in self.forgotten
+        self.runs[-1].append(payload)
 
     def ask(self, start: int) -> None:
         assert self.asked is None, "asked twice"

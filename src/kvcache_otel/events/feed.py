@@ -143,6 +143,10 @@ class Feed:
         """Forgets it too, since its replay, which was silent, has what came before and tells all of it again."""
         self.worker.reset(share=self._share)
 
+    def restore(self, payload: bytes) -> None:
+        """Takes over a batch again, which was counted when it came."""
+        self.worker.restore(payload, self.rank or 0, self._share)
+
     def leave(self) -> None:
         """Forgets it too, since the source is gone, while its worker may have others."""
         self.worker.leave(self._share)

@@ -18,21 +18,24 @@ class Line:
     """They, in their order. It is false as long as nothing has been applied, nor is known to be next.
 
     Attributes:
+        is_whole: Whether it begins with 0, after a reset: then all that is missing counts.
         first: The number that was applied first, or given up before that.
         next: The number that follows the last batch applied.
-        joined: From which number on what is missing counts; None before anything came live.
+        joined: The number that came live first, from which on what is missing counts; None before anything did.
         top: The highest number that came live and had to wait.
         held: What waits.
         since: When the first of those began to; None before somebody says so.
     """
 
-    __slots__ = ("_apply", "_recall", "first", "held", "joined", "next", "since", "top")
+    __slots__ = ("_apply", "_recall", "first", "held", "is_whole", "joined", "next", "since", "top")
 
-    def __init__(self, apply: Callable[[bytes], object]) -> None:
+    def __init__(self, apply: Callable[[bytes], object], *, is_whole: bool = False) -> None:
         """Args:
         apply: Takes the next batch over.
+        is_whole: As the attribute.
         """
         self._apply = apply
+        self.is_whole = is_whole
         self._recall = Recall()
         self.first = self.next = self.top = NONE
         self.joined: int | None = None
@@ -44,7 +47,12 @@ class Line:
 
     def counts(self, number: int) -> bool:
         """Returns whether a number counts where it is missing."""
-        return self.joined is not None and number >= self.joined
+        return self.counted_from is not None and number >= self.counted_from
+
+    @property
+    def counted_from(self) -> int | None:
+        """From which number on what is missing counts; None where nothing does yet."""
+        return 0 if self.is_whole else self.joined
 
     # -- what is remembered ----------------------------------------------------------------------------------------
 
@@ -71,11 +79,11 @@ class Line:
         """Takes the first number."""
         self.first = self.next = number
 
-    def follow(self, payload: bytes) -> None:
-        """Applies the next batch."""
+    def follow(self, payload: bytes, apply: Callable[[bytes], object] | None = None) -> None:
+        """Applies the next batch, where it is said so in another way than the usual."""
         self._recall.put(self.next, payload)
         self.next += 1
-        self._apply(payload)
+        (apply or self._apply)(payload)
 
     def drain(self) -> None:
         """Applies what waits and is next."""
@@ -119,17 +127,23 @@ class Line:
         Returns:
             How many of these count.
         """
-        lost = 0 if self.joined is None else max(end - max(self.next, self.joined), 0)
+        lost = 0 if self.counted_from is None else max(end - max(self.next, self.counted_from), 0)
         self._recall.lose(self.next, end)
         self.next = end
         return lost
 
-    def rebuilt(self, batches: list[tuple[int, bytes]]) -> Line:
-        """Returns another, on which these batches were applied, and that goes on with what waits on this one."""
-        line = Line(self._apply)
+    def rebuilt(self, batches: list[tuple[int, bytes]], restore: Callable[[bytes], object]) -> Line:
+        """Returns another, on which these batches were applied, and that goes on with what waits on this one.
+
+        Args:
+            batches: With rising numbers.
+            restore: Takes those over again that were applied on this one.
+        """
+        line = Line(self._apply, is_whole=self.is_whole)
         line.held, line.joined, line.top, line.since = self.held, self.joined, self.top, self.since
         line.start(batches[0][0])
         for number, payload in batches:
             line.miss(number)
-            line.follow(payload)
+            applied = number >= self.first and self.mark(number) != LOST
+            line.follow(payload, restore if applied else None)
         return line

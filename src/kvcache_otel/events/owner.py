@@ -147,6 +147,21 @@ class Owner:
         self._ledger.settle()
         return missing
 
+    def restore(self, events: Iterable[Event]) -> None:
+        """Books events that were counted when they came for the first time, after the books were emptied."""
+        ledger = self._ledger
+        for event in events:
+            named = medium(event.medium)
+            if event.kind == _STORED:
+                ledger.book(named).store(event.block_hashes)
+            elif event.kind == _REMOVED and event.medium is None:
+                ledger.remove(event.block_hashes)
+            elif event.kind == _REMOVED:
+                ledger.book(named).remove(event.block_hashes)
+            elif event.kind == EventType.ALL_BLOCKS_CLEARED:
+                ledger.cleared()
+        ledger.settle()
+
     def count(self, events: Iterable[Event]) -> int:
         """Counts events whose blocks are in no book; returns how many blocks they store."""
         stored = 0

@@ -381,7 +381,7 @@ class Stream:
     def _join_again(self, now: float) -> None:
         """Begins anew, with what its replay has, which has what came before the first that came live."""
         self._consumer.forget()
-        self._line = self._line.rebuilt(self._earlier.batches())
+        self._line = self._line.rebuilt(self._earlier.batches(), self._consumer.restore)
         self._late = False
         self._same(now)
 
@@ -558,7 +558,7 @@ class Stream:
 
     @property
     def _counted_from(self) -> float:
-        return math.inf if self._line.joined is None else self._line.joined
+        return math.inf if self._line.counted_from is None else self._line.counted_from
 
     def _came(self) -> None:
         """What a replay brought before it came live, and did not come since, was missed."""

@@ -20,6 +20,9 @@ class Consumer(Protocol):
     def forget(self) -> object:
         """Forgets it too, but the publisher did not start again: all of it will be told anew, with what came before."""
 
+    def restore(self, payload: bytes, /) -> object:
+        """Takes over a batch again that had been applied before it was forgotten."""
+
     def ask(self, start: int, /) -> object:
         """Sends `frames.request` on a new socket, whose answers then go to `Stream.answer`.
 

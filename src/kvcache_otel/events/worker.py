@@ -127,6 +127,23 @@ class Worker:
         self.apply(batch, rank, share)
         return batch
 
+    def restore(self, payload: Buffer, rank: int = 0, share: Share | None = None) -> None:
+        """Books a payload again that was counted when it was received, after the books were emptied.
+
+        Args:
+            payload: As in `receive`.
+            rank: As in `receive`.
+            share: As in `receive`.
+        """
+        try:
+            batch = self._decoder.decode(payload)
+        except WireError:
+            return
+        if self._index is not None:
+            owner = self.owner(rank if batch.rank is None else batch.rank, share)
+            if owner.booked:
+                owner.restore(batch.events)
+
     def apply(self, batch: Batch, rank: int = 0, share: Share | None = None) -> None:
         """Books a batch, and counts those of its events that could not be read. Does nothing after the release.
 
