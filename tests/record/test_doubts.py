@@ -171,11 +171,10 @@ def test_rows_of_every_cache_are_there_at_zero_from_the_start(recorder: Recorder
 def test_where_there_is_no_room_for_more_rows_the_process_is_told(recorder: Recorder) -> None:
     reasons = len(semconv.ACCOUNTING_ERRORS.values[semconv.KVCACHE_REASON])
     room = recorder.series_limit // reasons
-    probes = [CacheProbe(recorder, Identity("custom", "Second", Rank(tp=number))) for number in range(1, room + 1)]
-    for probe in probes[:-1]:
-        probe.accounting_error(Reason.RECOUNT)
+    for number in range(1, room):
+        CacheProbe(recorder, Identity("custom", "Second", Rank(tp=number))).accounting_error(Reason.RECOUNT)
     assert doubts(recorder) == wrong(Reason.RECOUNT)  # By the name alone: each is 1.
-    probes[-1].accounting_error(Reason.RECOUNT)
+    CacheProbe(recorder, Identity("custom", "Second", Rank(tp=room))).accounting_error(Reason.RECOUNT)
     assert doubts(recorder) == wrong(Reason.RECOUNT) | {(semconv.ACCOUNTING_ERRORS.name, "First", "recount"): 1}
     assert len(list(recorder.points(semconv.ACCOUNTING_ERRORS))) == room * reasons <= recorder.series_limit
 

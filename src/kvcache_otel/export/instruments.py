@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 
 from kvcache_otel import semconv
-from kvcache_otel.export.ended import forget_ended
 from kvcache_otel.version import __version__
 
 if TYPE_CHECKING:
@@ -61,8 +59,6 @@ class Instruments:
         self._pid = 0
         self._failed: set[str] = set()
         self._read = threading.local()  # Each collection is one thread's.
-        self._provider = weakref.ref(provider)
-        self._ended = 0
         meter = provider.get_meter(SCOPE_NAME, __version__)
         for spec in semconv.METRICS.values():
             self._observe(meter, spec)
@@ -101,7 +97,6 @@ class Instruments:
             try:
                 if spec is _FIRST:
                     recorder.harvester.freshen()
-                    self._forget_ended(recorder)
                     if self._catch_up is not None:
                         self._catch_up(CATCH_UP_SHARE * options.timeout_millis / 1000)
                 for attributes, value in self._points(recorder, spec):
@@ -122,11 +117,6 @@ class Instruments:
         rows: dict[str, list[Point]] = getattr(self._read, "rows", {})
         read = rows.pop(spec.name, None)
         return recorder.points(spec) if read is None else read
-
-    def _forget_ended(self, recorder: Recorder) -> None:
-        if self._ended != recorder.ended:
-            self._ended = recorder.ended
-            forget_ended(self._provider(), SCOPE_NAME, recorder)
 
     def _say_failed(self, recorder: Recorder, spec: MetricSpec, error: BaseException) -> None:
         recorder.counter(semconv.TELEMETRY_ERRORS, {semconv.KVCACHE_TELEMETRY_HOOK: "export"}).add(1)

@@ -53,7 +53,6 @@ class HistogramCollector:
         self._delta = temporality is AggregationTemporality.DELTA
         self._start_ns = time.time_ns()
         self._seen: dict[cells.Histogram, tuple[list[int], float]] = {}
-        self._ended = recorder.ended
         # A flush and the reader's own round may overlap, and no sample may be in both of their deltas.
         self._lock = threading.Lock()
 
@@ -77,15 +76,7 @@ class HistogramCollector:
             ]
             if self._delta:
                 self._start_ns = now_ns
-            if self._ended != self._recorder.ended:
-                self._ended = self._recorder.ended
-                self._forget_ended()
             return metrics
-
-    def _forget_ended(self) -> None:
-        histograms = (spec for spec in semconv.METRICS.values() if spec.instrument == "histogram")
-        living = {row.cell for spec in histograms for row in self._recorder.histograms(spec)}
-        self._seen = {cell: before for cell, before in self._seen.items() if cell in living}
 
     def _points(self, spec: MetricSpec, now_ns: int) -> list[HistogramDataPoint]:
         points = (self._point(row, now_ns) for row in self._recorder.histograms(spec))

@@ -28,7 +28,7 @@ _TOO_MUCH = 2**63
 
 
 class CacheProbe:
-    """What an adapter tells about one cache of one rank; whoever tells it keeps it.
+    """What an adapter tells about one cache of one rank.
 
     Attributes:
         harvester: Where event pairs wait for their device; `Route.timed` hands them over.
@@ -36,7 +36,7 @@ class CacheProbe:
         changes: Around changes of rows that add up.
     """
 
-    __slots__ = ("__weakref__", "_recorder", "changes", "doubts", "harvester", "identity")
+    __slots__ = ("_recorder", "changes", "doubts", "harvester", "identity")
 
     def __init__(self, recorder: Recorder, identity: Identity) -> None:
         """Args:
@@ -47,7 +47,6 @@ class CacheProbe:
         self.harvester = recorder.harvester
         self.changes = recorder.changes
         self.identity = identity
-        recorder.keep(identity, self)
         self.doubts = recorder.doubts(identity)
 
     # -- looking up ------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from kvcache_otel.record.cells import (
 from kvcache_otel.record.doubts import Doubts
 from kvcache_otel.record.labels import Labels, printable
 from kvcache_otel.record.outside import let_through
-from kvcache_otel.record.places import Places
 from kvcache_otel.record.timing import Harvester
 from kvcache_otel.record.together import Changes
 
@@ -71,18 +70,14 @@ class Reader(NamedTuple):
 class _Series:
     """The cells behind one label set of one metric.
 
-    Counters and histograms have one cell, as long as there is room. Levels have one for each owner, held weakly and
-    added up when read: when the last owner is gone the row ends.
-
-    Attributes:
-        told: What a counter had counted when it was read last.
+    Counters and histograms have one cell for ever. Levels have one for each owner, held weakly and added up when read:
+    when the last owner is gone the row ends.
     """
 
-    __slots__ = ("attributes", "cell", "levels", "readers", "told")
+    __slots__ = ("attributes", "cell", "levels", "readers")
 
     def __init__(self, attributes: Attributes) -> None:
         self.attributes = attributes
-        self.told: int | float = 0
         self.cell: Counter | Histogram | None = None
         self.levels: Sequence[weakref.ref[Level]] = ()
         self.readers: Sequence[Reader] = ()
@@ -100,7 +95,6 @@ class Recorder:
         harvester: Event pairs that wait for their device; without a thread until there is one.
         changes: Changes of rows that add up, and are read together.
         series_limit: Series that each metric may have.
-        ended: How often rows have been taken out; who keeps something for each row may forget it then.
     """
 
     def __init__(self, identity: Identity, *, replay: bool = False, series_limit: int = SERIES_LIMIT) -> None:
@@ -117,8 +111,6 @@ class Recorder:
         self._tables: dict[str, dict[tuple[object, ...], _Series]] = {name: {} for name in semconv.METRICS}
         # By attribute, value and metric, so that the rows of one are found without looking at those of thousands.
         self._ending: dict[str, dict[str | int, dict[str, list[tuple[object, ...]]]]] = {key: {} for key in ENDING}
-        self._places = Places()
-        self.ended = 0
         self._overflowed: set[str] = set()
         self._said: set[str] = set()
         self.changes = Changes()
@@ -127,18 +119,6 @@ class Recorder:
         self.harvester = Harvester(self._own)
 
     # -- binding ---------------------------------------------------------------------------------------------------
-
-    def keep(self, identity: Identity, keeper: object) -> None:
-        """Says who tells of a cache. When all who do are gone, its rows may end: where others need their places.
-
-        Args:
-            identity: The cache's.
-            keeper: Who tells of it; held weakly.
-        """
-        key = self._key(identity)
-        if key != self._key(self.identity):  # Its rows are also about what is about no cache.
-            with self._lock:
-                self._places.keep(key, identity, keeper)
 
     def counter(self, spec: MetricSpec, labels: Attributes, identity: Identity | None = None) -> Counter:
         """Returns the counter of one series, which exists at zero from now on."""
@@ -217,7 +197,6 @@ class Recorder:
                 gone = {row for row in rows if also is None or also.items() <= table[row].attributes.items()}
                 for row in gone:
                     del table[row]
-                self.ended += 1
                 if len(gone) < len(rows):
                     self._ending[key].setdefault(value, {})[name] = [row for row in rows if row not in gone]
 
@@ -238,8 +217,8 @@ class Recorder:
             known = self._doubts.get(identity)
             if known is not None:
                 return known
-            both = semconv.ACCOUNTING_ERRORS, semconv.TELEMETRY_DROPPED
-            if self._doubts and not all(self._has_room(spec, len(_reasons(spec))) for spec in both):
+            rows, more = self._tables[semconv.ACCOUNTING_ERRORS.name], _reasons(semconv.ACCOUNTING_ERRORS)
+            if self._doubts and len(rows) + len(more) > self.series_limit:
                 return self._own
             made = self._doubts[identity] = Doubts(identity, self._say)  # First: its own rows refuse by it too.
             made.wrong = self._by_reason(semconv.ACCOUNTING_ERRORS, identity)
@@ -298,8 +277,7 @@ class Recorder:
             values = [value for value in read if value is not None]
             values.extend(self._asked(series))
             if isinstance(series.cell, Counter):
-                series.told = counted = series.cell.value
-                values.append(counted)
+                values.append(series.cell.value)
             if values:
                 # Two caches with the same labels add up; of a plain gauge there is no sum, and the newest counts.
                 value = values[-1] if spec.instrument == "gauge" else sum(values)
@@ -308,11 +286,6 @@ class Recorder:
     def together(self, specs: Iterable[MetricSpec]) -> dict[str, list[Point]]:
         """Returns the rows of several metrics by their names, as they were at one moment."""
         return self.changes.read(lambda: {spec.name: list(self.points(spec)) for spec in specs})
-
-    def labels(self, spec: MetricSpec) -> Iterator[Attributes]:
-        """Yields the attributes of all rows that a metric has, or may have again."""
-        for series in self._rows(spec):
-            yield series.attributes
 
     def histograms(self, spec: MetricSpec) -> Iterator[HistogramRow]:
         """Yields the rows of a histogram."""
@@ -366,17 +339,8 @@ class Recorder:
             reader.failed.append(type(error).__name__)
             self.gauge_failed(getattr(reader.read, "__qualname__", "gauge"), error, reader.doubts.identity)
 
-    def _series(
-        self, spec: MetricSpec, labels: Attributes, identity: Identity | None, *, last: bool = False
-    ) -> _Series | Counter:
-        """Returns the series, or the counter of what is dropped where there may be none.
-
-        Args:
-            spec: The metric.
-            labels: As in the binding methods.
-            identity: As there.
-            last: Whether it says that there is no room, for which there is some more.
-        """
+    def _series(self, spec: MetricSpec, labels: Attributes, identity: Identity | None) -> _Series | Counter:
+        """Returns the series, or the counter of what is dropped where there may be none."""
         attributes: Attributes = {}
         own = spec.identity and semconv.KVCACHE_WORKER not in labels  # A worker is somebody else.
         given = dict((identity or self.identity).attributes()) | labels if own else labels
@@ -397,14 +361,9 @@ class Recorder:
             row = tuple(attributes.get(key) for key in keys)
             series = table.get(row)
             if series is None:
-                if last:
-                    if len(table) >= 2 * self.series_limit - 1:  # The SDK folds them from there on.
-                        return self._own.dropped[semconv.Reason.LABEL_OVERFLOW]
-                elif not self._has_room(spec):
+                if len(table) >= self.series_limit:
                     return self._overflow(spec, identity)
                 series = table[row] = _Series(attributes)
-                if own:
-                    self._places.take(row[: len(semconv.IDENTITY_ATTRIBUTES)], spec.name, row)
                 for key in ENDING & attributes.keys():
                     self._ending[key].setdefault(attributes[key], {}).setdefault(spec.name, []).append(row)
             return series
@@ -421,54 +380,7 @@ class Recorder:
                 spec.name,
                 self.series_limit,
             )
-        if (charged := self._doubts.get(identity or self.identity)) is not None:
-            return charged.dropped[semconv.Reason.LABEL_OVERFLOW]
-        labels: Attributes = {semconv.KVCACHE_REASON: semconv.Reason.LABEL_OVERFLOW}
-        series = self._series(semconv.TELEMETRY_DROPPED, labels, identity, last=True)
-        if isinstance(series, Counter):
-            return series
-        if series.cell is None:
-            series.cell = Counter(self._own.refuse)
-        assert isinstance(series.cell, Counter)
-        return series.cell
-
-    def _key(self, identity: Identity) -> tuple[object, ...]:
-        """Returns what the rows of a cache have in common, as `_series` makes it."""
-        return tuple(self._labels.fold(semconv.ACCOUNTING_ERRORS, *given) for given in identity.attributes())
-
-    def _has_room(self, spec: MetricSpec, rows: int = 1) -> bool:
-        """Returns whether a metric has room for more rows, at the expense of caches that are gone."""
-        table = self._tables[spec.name]
-        while len(table) + rows > self.series_limit:
-            gone = self._places.gone(spec.name, self._is_told)
-            if gone is None:
-                return False
-            self._end_cache(gone)
-        return True
-
-    def _is_told(self, name: str, row: tuple[object, ...]) -> bool:
-        series = self._tables[name][row]
-        return not isinstance(series.cell, Counter) or series.cell.value == series.told
-
-    def _end_cache(self, key: tuple[object, ...]) -> None:
-        """Ends all rows of a cache that is gone; what nobody has read of them is counted as lost."""
-        untold = 0
-        rows_of, identities = self._places.give_back(key)
-        for name, rows in rows_of.items():
-            untold += sum(not self._is_told(name, row) for row in rows)
-            for row in rows:
-                del self._tables[name][row]
-        for identity in identities:
-            self._doubts.pop(identity, None)
-        self.ended += 1
-        if untold:
-            self._own.lost(semconv.Reason.LABEL_OVERFLOW, untold)
-            self._say(
-                "untold",
-                "kvcache: caches come and go faster than they are exported: there are %d series at most, and what some "
-                "that are gone had counted is lost; see kvcache.telemetry.dropped",
-                self.series_limit,
-            )
+        return self._charged(identity).dropped[semconv.Reason.LABEL_OVERFLOW]
 
     def _new_histogram(self, spec: MetricSpec, attributes: Attributes, doubts: Doubts) -> Histogram:
         if self.replayed is None:
