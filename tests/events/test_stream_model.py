@@ -159,8 +159,8 @@ class World:
     # -- what must hold --------------------------------------------------------------------------------------------
 
     def missed(self) -> int:
-        """Batches between the first and the last of each run that did not come live."""
-        return sum(max(run) - min(run) + 1 - len(run) for run in self.arrived)
+        """Batches between the first and the last of each run that did not come live; after a reset the first is 0."""
+        return sum(max(run) - min(run) * (not life) + 1 - len(run) for life, run in enumerate(self.arrived))
 
     def check_order(self) -> None:
         """Each run is applied by itself, in order, no batch twice."""

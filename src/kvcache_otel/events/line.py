@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from kvcache_otel.events.held import Held
@@ -13,15 +14,18 @@ if TYPE_CHECKING:
 NONE = -1
 """In place of a number: there is none yet."""
 
+FAR = 2**24
+"""Numbers that nobody misses in one go: two days of a hundred batches a second."""
+
 
 class Line:
     """They, in their order. It is false as long as nothing has been applied, nor is known to be next.
 
     Attributes:
-        is_whole: Whether it begins with 0, after a reset: then all that is missing counts.
+        is_whole: Whether it is known to begin with 0, after a reset: then whatever is missing counts.
         first: The number that was applied first, or given up before that.
         next: The number that follows the last batch applied.
-        joined: The number that came live first, from which on what is missing counts; None before anything did.
+        joined: The number that came live first, after which nothing is taken that did not; None before that.
         top: The highest number that came live and had to wait.
         held: What waits.
         since: When the first of those began to; None before somebody says so.
@@ -47,12 +51,12 @@ class Line:
 
     def counts(self, number: int) -> bool:
         """Returns whether a number counts where it is missing."""
-        return self.counted_from is not None and number >= self.counted_from
+        return number >= self.counted_from
 
     @property
-    def counted_from(self) -> int | None:
-        """From which number on what is missing counts; None where nothing does yet."""
-        return 0 if self.is_whole else self.joined
+    def counted_from(self) -> float:
+        """From which number on what is missing counts; infinite where nothing does yet."""
+        return 0 if self.is_whole else math.inf if self.joined is None else self.joined
 
     # -- what is remembered ----------------------------------------------------------------------------------------
 
@@ -75,9 +79,14 @@ class Line:
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
-    def start(self, number: int) -> None:
-        """Takes the first number."""
+    def start(self, number: int) -> int:
+        """Takes the first number.
+
+        Returns:
+            How many before it count as missing.
+        """
         self.first = self.next = number
+        return number if self.is_whole and number <= FAR else 0
 
     def follow(self, payload: bytes, apply: Callable[[bytes], object] | None = None) -> None:
         """Applies the next batch, where it is said so in another way than the usual."""
@@ -101,7 +110,7 @@ class Line:
         if not self:
             if held:
                 self.joined = held.first
-            self.start(number if self.joined is None else min(number, self.joined))
+            lost = self.start(number if self.joined is None else min(number, self.joined))
         while held and self.next < number:
             lost += self.skip() if held.first <= number else self.miss(number)
         self.drain()
@@ -113,11 +122,11 @@ class Line:
         Returns:
             How many of these count.
         """
-        first = self.held.first
+        first, lost = self.held.first, 0
         if not self:
             self.joined = first
-            self.start(first)
-        lost = self.miss(first)
+            lost = self.start(first)
+        lost += self.miss(first)
         self.drain()
         return lost
 
@@ -127,7 +136,8 @@ class Line:
         Returns:
             How many of these count.
         """
-        lost = 0 if self.counted_from is None else max(end - max(self.next, self.counted_from), 0)
+        since = max(self.next, self.counted_from)
+        lost = end - int(since) if since < end <= self.next + FAR else 0
         self._recall.lose(self.next, end)
         self.next = end
         return lost

@@ -30,9 +30,9 @@ it may still tell of a reset, though nothing waits for that any more.
 What replay cannot tell. A publisher that started again and of which the very next number is the first to get here looks
 as if it had not, if there is no replay, or if that has neither the batch that was applied last nor those after it.
 
-What a publisher sent before the first number that arrived live, at first or after a reset, is neither lost nor
-recovered. Where there is replay it is asked for all the same, and applied; where that answers too late, everything is
-begun anew once all of it is there.
+What a publisher sent before the first number that arrived live is neither lost nor recovered. Where there is replay it
+is asked for all the same, and applied; where that answers too late, everything is begun anew once all of it is there.
+After a reset its numbers begin with 0, so that all that is missing counts, from there on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 from kvcache_otel.events import frames
 from kvcache_otel.events.ahead import Ahead
 from kvcache_otel.events.earlier import Earlier
-from kvcache_otel.events.line import NONE, Line
+from kvcache_otel.events.line import FAR, NONE, Line
 from kvcache_otel.events.recall import LOST, mark
 from kvcache_otel.events.replay import Replay, Request
 from kvcache_otel.events.suspects import Suspect, Suspects
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from kvcache_otel.events.terms import Consumer, Counts
 
 _NEAR = 64  # Numbers that suspicious batches may skip.
-_FAR = 2**24  # Numbers that nobody misses in one go: two days of a hundred batches a second.
 _PROOF = 3  # Suspicious batches in a row that prove a reset.
 _TRUST = 1.0  # Seconds after a replay has shown that there was no reset, in which it is not asked again whether.
 
@@ -92,9 +91,9 @@ class Stream:
         self._idle_at: float | None = None  # The last batch after which it was asked, since nothing came.
         self._start()
 
-    def _start(self) -> None:
-        """Knows nothing of the publisher's numbers."""
-        self._line = Line(self._apply)
+    def _start(self, *, is_whole: bool = False) -> None:
+        """Knows nothing of the publisher's numbers; but perhaps that they begin with 0, after a reset."""
+        self._line = Line(self._apply, is_whole=is_whole)
         # Whether this batch, by its number and its mark, is still what it was: what was asked has not been answered.
         self._question: tuple[int, int] | None = None
         self._unsure = False  # What comes waits for what the replay says of it.
@@ -208,7 +207,7 @@ class Stream:
     def _arrive(self, number: int, payload: bytes, now: float) -> None:
         line = self._line
         if not line:
-            if line.held and not -_NEAR <= number - line.held.first <= _FAR:
+            if line.held and not -_NEAR <= number - line.held.first <= FAR:
                 self._skip()  # The two are not of one sequence.
                 self._arrive(number, payload, now)
                 return
@@ -219,7 +218,7 @@ class Stream:
         elif number < line.next:
             self._old(number, payload, now)
             return
-        elif number - line.next > _FAR:
+        elif number - line.next > FAR:
             self._suspect(Suspect(number, payload, now), now)
             return
         elif line.joined is None:
@@ -246,7 +245,7 @@ class Stream:
         line = self._line
         found, its = line.mark(number), mark(payload)
         if line.next == self._ahead_next and number > line.top:
-            missed = self._ahead.take(number, its, self._counted_from)
+            missed = self._ahead.take(number, its, self._line.counted_from)
             if missed is not None:
                 self.counts.recovered.add(missed)
                 line.top, self._live = number, True
@@ -314,7 +313,7 @@ class Stream:
             self._pass_over(suspect)
 
     def _pass_over(self, suspect: Suspect) -> None:
-        above = suspect.number > self._line.next + _FAR
+        above = suspect.number > self._line.next + FAR
         (self.counts.sequence_frame if above else self.counts.duplicate).add(1)
 
     def _same(self, now: float) -> None:
@@ -353,7 +352,7 @@ class Stream:
         self._hang_up()
         self.counts.resets.add(1)
         self._consumer.reset()
-        self._start()
+        self._start(is_whole=True)
         for suspect in batches:
             self._arrive(suspect.number, suspect.payload, now)
         if not (self._line or self._line.held) and self._replay.may_be_asked(now):
@@ -497,6 +496,8 @@ class Stream:
             return
         if self._unsure:  # It does not have the one that is known any more.
             self._same(now)
+        if line and number - line.next > FAR:
+            return
         if not replay.begun:
             replay.begun = True
             self.counts.lost.add(line.begin(number))
@@ -506,7 +507,7 @@ class Stream:
         if waiting is not None:
             return
         early = number > line.top and (replay.everything or line.joined is None)
-        if number - line.next > _FAR or not (early or number <= line.top):
+        if number - line.next > FAR or not (early or number <= line.top):
             return
         if early and self._ahead.put(number, mark(payload)):
             self._ahead_until = now + self._limits.silence
@@ -543,9 +544,9 @@ class Stream:
         if self._line is not line:
             return
         self._unsure, self._unsure_since = True, now
-        earlier.put(number, payload, is_news=not (is_known or line.counts(number)))
-        self._replay.went_on(now)
         joined = line.next if line.joined is None else line.joined
+        earlier.put(number, payload, is_news=number < joined and not is_known)
+        self._replay.went_on(now)
         if len(earlier) > limits.held or earlier.size > limits.held_bytes:
             self.counts.lost.add(len(earlier))  # They are more than can wait.
         elif number != line.next - 1:
@@ -556,13 +557,9 @@ class Stream:
         self._late = False
         self._same(now)
 
-    @property
-    def _counted_from(self) -> float:
-        return math.inf if self._line.counted_from is None else self._line.counted_from
-
     def _came(self) -> None:
         """What a replay brought before it came live, and did not come since, was missed."""
-        self.counts.recovered.add(self._ahead.rest(self._counted_from))
+        self.counts.recovered.add(self._ahead.rest(self._line.counted_from))
         self._ahead_next, self._ahead_until = None, math.inf
 
     def _ended(self, now: float, *, silent: bool) -> None:
@@ -596,11 +593,11 @@ class Stream:
             self._go_on(now)
             return
         late, held = replay.is_late(now), line.held
-        if held and (late or not (progress or held.first > request.top)):
+        if held and (late or nothing or not (progress or held.first > request.top)):
             # All that was sent before the request was in the answer, or is gone.
             while held and (late or nothing or held.first <= request.top):
-                if not silent and held.first <= self._carried:
-                    held.pop()  # The publisher would have it.
+                if replay.brought and not silent and held.first <= self._carried:
+                    held.pop()  # The publisher would have it, as it has its last.
                 else:
                     self._skip()
         if held:
