@@ -157,7 +157,7 @@ class Instrumentation:
             exporting = self._runtime, *(other for _, other in self._others.values())
         _stop(exporting)  # First: gauges end with the hooks, and belong to the last export as all else.
         generic: Any = sys.modules.get("kvcache_otel.engines.generic.handle")
-        if generic is not None:
+        if hasattr(generic, "remove_all"):  # Another thread may be importing it.
             generic.remove_all()
         with self._lock:
             others, self._others = self._others, {}
@@ -176,7 +176,7 @@ class Instrumentation:
                     adapter.forget()
         _stop((runtime, *(other for _, other in others.values())))  # What came to life meanwhile.
         foreign: Any = sys.modules.get("kvcache_otel.record.foreign")
-        if foreign is not None:
+        if hasattr(foreign, "let_go"):
             foreign.let_go()  # Last: until then what waits was to be heard.
 
     def _warn(self, problem: str) -> None:

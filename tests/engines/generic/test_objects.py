@@ -969,8 +969,11 @@ def test_switched_off_nothing_is_wrapped_and_it_is_said(exported: Exported, monk
     other = Plain()
     kv.instrument_tree_core(other, beside=handle, methods={"write": kv.Eviction(tokens=1)})
     assert vars(other).keys() == {"calls", "blocks"}
-    with pytest.raises(RuntimeError, match="not instrumented"):
-        handle.transfers("device", "host")
+    with handle.transfers("device", "host").begin(bytes=1):
+        pass
+    assert handle.transfers("device", "host") is handle.transfers("device", "host")
+    with pytest.raises(ValueError, match="disk"):
+        handle.transfers("device", "disk")
     with kv.transfers("device", "host", cache="Own").begin(bytes=1):
         pass
     assert instrumentation.runtime is None

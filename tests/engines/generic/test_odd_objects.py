@@ -25,7 +25,7 @@ from kvcache_otel import semconv
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.engines.generic.conftest import Exported
 
@@ -579,3 +579,36 @@ def test_methods_that_cannot_be_called_on_the_class_are_found(exported: Exported
     assert owner.work(5) == 5
     assert handle.attached == ("work",)
     assert exported.rows.value(semconv.EVICTION_TOKENS, tier="device", pool="kv") == 5
+
+
+class AttrDict(dict[str, int]):
+    """What it is asked for it looks for among its items."""
+
+    __getattr__ = dict[str, int].__getitem__
+    __setattr__ = dict[str, int].__setitem__
+
+    def evict(self, tokens: int) -> int:
+        return tokens
+
+
+class WithoutState:
+    """Its state is not to be set where there is none."""
+
+    def __setstate__(self, state: object) -> None:
+        raise NotImplementedError
+
+    def evict(self, tokens: int) -> int:
+        return tokens
+
+
+@pytest.mark.parametrize("kind", [AttrDict, WithoutState])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda owner: pickle.loads(pickle.dumps(owner))])
+def test_an_object_without_attributes_is_copied_as_before(
+    exported: Exported, kind: type, copied: Callable[[object], object]
+) -> None:
+    owner = kind()
+    kv.instrument_tree_core(
+        owner, tiers={"device": "kv"}, methods={"evict": kv.Eviction(tokens=1)}, meter_provider=exported.provider
+    )
+    assert type(copied(owner)) is kind
+    assert not vars(copied(owner))

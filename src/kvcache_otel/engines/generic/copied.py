@@ -22,8 +22,14 @@ def reduce_plainly(owner: Any, protocol: Any) -> Any:
         return function, arguments
     state = rest[0]
     if isinstance(state, tuple) and len(slots := cast("tuple[Any, ...]", state)) == 2:  # With slots, they come second.
-        state = _without_ours(slots[0]), slots[1]
-    return function, arguments, _without_ours(state), *rest[1:]
+        state = _as_it_was(kind, slots[0]), slots[1]
+    return function, arguments, _as_it_was(kind, state), *rest[1:]
+
+
+def _as_it_was(kind: Any, state: Any) -> Any:
+    """Returns what an object's state would be without ours: none, as Python has it, where there is nothing else."""
+    left = _without_ours(state)
+    return None if left is not state and not left and kind.__getstate__ is object.__getstate__ else left
 
 
 def _without_ours(state: Any) -> Any:

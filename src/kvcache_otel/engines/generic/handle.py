@@ -12,6 +12,7 @@ from kvcache_otel.engines.generic.classes import attributes_of
 from kvcache_otel.engines.generic.copied import ANCHOR
 from kvcache_otel.engines.generic.gauges import make_gauges
 from kvcache_otel.engines.generic.points import hook_names, make_point, watch
+from kvcache_otel.engines.generic.rows import untold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -76,10 +77,12 @@ class Instrumented:
         self.identity = identity
         self.kind = kind
         self.tiers: Tiers | None = tiers
+        self._declared = tiers
         self.measured: tuple[Measured, ...] = ()
         self.missing: tuple[Missing, ...] = tuple(missing)
         self._owner: Callable[[], Any] = lambda: None
         self._rows: Rows | None = None
+        self._unheard: Rows | None = None  # Those that tell nobody.
         self._places: list[objects.Place] = []
         self._points: list[objects.ObjectPoint] = []
         self._gauges: object = ()  # Their rows end when they are let go.
@@ -109,13 +112,17 @@ class Instrumented:
     def transfers(self, source: str, destination: str) -> Transfers:
         """Returns the transfers of one direction, to tell of some by hand: see `Transfers`.
 
+        They tell nobody where nothing is measured in this process, or the instrumentation was removed: an engine is to
+        run as it does otherwise.
+
         Raises:
             ValueError: A tier was not declared.
-            RuntimeError: The instrumentation was removed, or nothing is measured in this process.
         """
         if self._rows is None:
-            raise RuntimeError(f"{self.identity.cache_type} is not instrumented any more, or was not at all")
-        return self._rows.transfers(source, destination)
+            self._unheard = self._unheard or untold(self.identity, self._declared)
+        rows = self._rows or self._unheard
+        assert rows is not None
+        return rows.transfers(source, destination)
 
     def report(self) -> str:
         """Returns what is measured and what is not, in words, one line each."""

@@ -17,10 +17,8 @@ from kvcache_otel.engines.generic.facts import Fact
 from kvcache_otel.engines.generic.gauges import Gauges, make_gauges
 from kvcache_otel.engines.generic.handle import Instrumented, Missing, taken
 from kvcache_otel.engines.generic.marks import marked
-from kvcache_otel.engines.generic.rows import SAID, Rows
+from kvcache_otel.engines.generic.rows import SAID, Rows, untold
 from kvcache_otel.record.labels import printable
-from kvcache_otel.record.probe import CacheProbe
-from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.timing import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
     from kvcache_otel.engines.generic.rows import Tiers
     from kvcache_otel.identity import Identity
+    from kvcache_otel.record.probe import CacheProbe
 
 Methods = Mapping[str, Fact | Sequence[Fact]]
 
@@ -189,7 +188,7 @@ def _rehearse(
     deadline_s: float,
 ) -> None:
     """Makes all rows once where nobody reads them, so that what is wrong is said before anything is changed."""
-    rows = Rows(CacheProbe(Recorder(identity), identity), tiers, deadline_s)
+    rows = untold(identity, tiers, deadline_s)
     for several in facts.values():
         for fact in several:
             if fact.begin(rows) is None:

@@ -12,7 +12,9 @@ from kvcache_otel.engines.generic import faults
 from kvcache_otel.engines.generic.prefetches import PrefetchBooks
 from kvcache_otel.record.labels import declared, printable
 from kvcache_otel.record.outside import let_through
-from kvcache_otel.record.timing import check_deadline
+from kvcache_otel.record.probe import CacheProbe
+from kvcache_otel.record.recorder import Recorder
+from kvcache_otel.record.timing import DEADLINE_S, check_deadline
 from kvcache_otel.record.transfers import Transfers
 from kvcache_otel.semconv import Reason, TimingSource
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvcache_otel.events.published import PublishedBooks
+    from kvcache_otel.identity import Identity
     from kvcache_otel.record.cells import Counter
-    from kvcache_otel.record.probe import CacheProbe
 
 _logger = logging.getLogger(__name__)
 
@@ -243,3 +245,12 @@ class Rows:
         for books in self.published:
             books.forget()
         self.published.clear()
+
+
+def untold(identity: Identity, tiers: Tiers, deadline_s: float = DEADLINE_S) -> Rows:
+    """Returns rows that nobody reads.
+
+    Raises:
+        ValueError: That is no number of seconds.
+    """
+    return Rows(CacheProbe(Recorder(identity), identity), tiers, deadline_s)
