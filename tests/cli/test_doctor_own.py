@@ -340,6 +340,7 @@ def test_transfers_that_are_told_by_hand_are_noted(run: Doctor) -> None:
     ("environ", "why"),
     [
         ({"OTEL_METRICS_EXPORTER": "none"}, "OTEL_METRICS_EXPORTER=none"),
+        ({"OTEL_SERVICE_NAME": "x"}, "nothing is exported: set OTEL_METRICS_EXPORTER"),
         ({"OTEL_SDK_DISABLED": "true", "OTEL_METRICS_EXPORTER": "console"}, "OTEL_SDK_DISABLED=true"),
     ],
 )
