@@ -44,7 +44,7 @@ demo: $(INSTALLED) ## Run a small cache of three tiers for half a minute, and se
 	@$(BIN)/kvcache-otel demo --seconds 30 $(ARGS)
 
 demo-vllm: $(INSTALLED) ## The same on a real vLLM with three cache tiers on the CPU (3.3 GB at first)
-	@python="$$($(BIN)/python tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu.demo $(ARGS)
+	@python="$$($(BIN)/python tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that need no engine
 	$(BIN)/python -m pytest -m 'not engine' $(ENGINES:%=--ignore=tests/engines/%) $(ARGS)
