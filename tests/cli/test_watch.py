@@ -384,7 +384,8 @@ class Terminal:
         os.close(self._ours)
 
 
-def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_live_table_in_a_terminal(publisher: FakePublisher, number: int) -> None:
     arguments = "--every", "0.1", f"[b]a[/b]={publisher.endpoint}", f"x=tcp://127.0.0.1:{free_port()}"
     with closing(Terminal(*arguments)) as it:
         subscribed(publisher)
@@ -392,7 +393,7 @@ def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
         publisher.publish(stored(list(range(1234))))
         wait_until(lambda: it.shown(r"\[b\]a\S* +0 +vllm +- +1,234 "))
         wait_until(lambda: it.shown(r"WARNING kvcache: source 'x' cannot be reached at tcp://127\.0\.0\.1:\d+; it is"))
-        it.process.send_signal(signal.SIGTERM)
+        it.process.send_signal(number)
         wait_until(lambda: it.shown(r"\x1b\[\?25h") and it.process.poll() is not None)
         assert it.process.returncode == 0
         assert "Traceback" not in it.screen
