@@ -251,7 +251,11 @@ print(reader.get_metrics_data().resource_metrics)
         ("shop:fails", "shop:fails fails: RuntimeError: no room", ""),
         ("shop:undeclared", "shop:undeclared fails: ValueError: kvcache.tier has no 'gpu'", ""),
         ("shop:plain", "nothing of shop:plain is instrumented", "instrument_controller"),
-        ("shop", "nothing of shop is instrumented", "instrument_controller"),
+        (
+            "shop",
+            "nothing of shop is instrumented",
+            "name what makes it, as in shop:NAME; or call kvcache_otel.instrum",
+        ),
         ("shop:BACKUP", "nothing of shop:BACKUP is instrumented", "instrument_controller"),
         ("shop:only_the_handle", "its object is gone already", "return the object"),
         ("shop:nothing_fits", "nothing of Controller would be measured: Controller has no gone", "methods="),
