@@ -63,7 +63,7 @@ check: $(INSTALLED) ## Check format, lint, types, and that what is generated fit
 	$(BIN)/pyright
 	$(BIN)/python tools/generate.py --check
 
-generate: $(INSTALLED) ## Generate code, documentation and dashboards from the catalogue
+generate: $(INSTALLED) ## Generate code and documentation from the catalogue
 	$(BIN)/python tools/generate.py
 
 bench: $(INSTALLED) ## Run the benchmarks; the first needs a GPU, or says that there is none, the last two need a real engine
