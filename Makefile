@@ -44,7 +44,7 @@ demo: $(INSTALLED) ## Run a small cache of three tiers for half a minute, and se
 	@$(BIN)/kvcache-otel demo --seconds 30 $(ARGS)
 
 demo-vllm: $(INSTALLED) ## The same on a real vLLM with three cache tiers on the CPU (3.3 GB at first)
-	@python="$$($(BIN)/python tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu.demo $(ARGS)
+	@python="$$($(BIN)/python tools/engine_env.py vllm)" && exec "$$python" -m examples.vllm_cpu $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that need no engine
 	$(BIN)/python -m pytest -m 'not engine' $(ENGINES:%=--ignore=tests/engines/%) $(ARGS)
@@ -63,7 +63,7 @@ check: $(INSTALLED) ## Check format, lint, types, and that what is generated fit
 	$(BIN)/pyright
 	$(BIN)/python tools/generate.py --check
 
-generate: $(INSTALLED) ## Generate code, documentation and dashboards from the catalogue
+generate: $(INSTALLED) ## Generate code and documentation from the catalogue
 	$(BIN)/python tools/generate.py
 
 bench: $(INSTALLED) ## Run the benchmarks; the first needs a GPU, or says that there is none, the last two need a real engine

@@ -154,6 +154,8 @@ def main() -> None:
         run(arguments.rounds, arguments.one_of)
     except ImportError as error:
         sys.exit(f"examples.router_view: {error}: pip install '.[demo]'")
+    except KeyboardInterrupt:
+        sys.exit(130)  # As a shell has it.
 
 
 def _number(text: str) -> int:

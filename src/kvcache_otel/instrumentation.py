@@ -126,6 +126,23 @@ class Instrumentation:
                 known = self._others[id(meter_provider)] = meter_provider, made
             return known[1].probe(identity)
 
+    def unexported(self, *, provided: bool) -> str:
+        """Returns why nothing is exported of a cache of the program's own, in one line; empty where something is.
+
+        Args:
+            provided: Whether it was given a provider.
+        """
+        if self._rehearsed is not None:
+            return ""
+        from kvcache_otel.export.settings import Settings
+
+        settings, runtime = self._settings or Settings.from_environ(os.environ), self._runtime
+        if settings.forbidden:
+            return settings.reason
+        if provided or runtime is None or runtime.exporter is not None:
+            return ""
+        return f"nothing is exported ({settings.variable}): the log says why" if settings.enabled else settings.reason
+
     def _leave_ended(self, wanted: MeterProvider | None) -> None:
         """Ends what exports to providers that were shut down, but for the one that is wanted."""
         if not self._others:

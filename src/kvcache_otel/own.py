@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcache_otel.engines.generic import faults, usual
@@ -216,6 +217,9 @@ def _instrument(
         gauges=gauges,
         deadline_s=deadline_s,
         beside=beside,
+        unexported=partial(instrumentation.unexported, provided=meter_provider is not None)
+        if beside is None
+        else beside.unexported,
     )
 
 

@@ -421,7 +421,7 @@ class Terminal:
         os.close(self._ours)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_live_view_in_a_terminal(number: int) -> None:
     terminal = Terminal("--port", "0", "--every", "0.2")
     try:
@@ -433,6 +433,7 @@ def test_a_live_view_in_a_terminal(number: int) -> None:
         assert terminal.ended() == 0
         screen = terminal.screen
         assert "Traceback" not in screen
+        assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l"), "the cursor is seen again"
         assert max(len(line) for line in re.split(r"[\r\n]+", screen)) <= 80
         # What is there in the end is all of it, the last line too.
         assert screen.rstrip().splitlines()[-1].startswith("storage had ")
@@ -630,6 +631,7 @@ def test_watch_follows_it_by_the_very_command_that_it_prints(host: str) -> None:
             "--publish tcp://127.0.0.1:* --replay tcp://127.0.0.1:65536",
             "--replay tcp://127.0.0.1:65536: 65536 is no port from 0 to 65535",
         ),
+        ("--publish tcp://127.0.0.1:9464x", "--publish tcp://127.0.0.1:9464x: 9464x is no port from 0 to 65535"),
         ("--publish nonsense", "--publish nonsense: it is neither tcp://host:port nor ipc://path"),
         ("--publish inproc://here", "--publish inproc://here: it is neither tcp://host:port nor ipc://path"),
         ("--publish tcp://nonsense", "kvcache-otel demo: --publish tcp://nonsense: Invalid argument"),
@@ -687,6 +689,39 @@ def test_an_output_that_is_closed_is_not_missed() -> None:
     )
     (line,) = ended.stderr.splitlines()
     assert (ended.returncode, line.startswith("kvcache-otel demo: metrics at http://")) == (0, True)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is nothing that is always full")
+def test_what_cannot_be_written_is_said() -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [*PROGRAM, "demo", "--port", "0", "--every", "0.1"],
+            env=environ(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    said = ["kvcache-otel demo: standard output cannot be written: No space left on device"]
+    assert (ended.returncode, ended.stderr.splitlines()[1:]) == (1, said)
+
+
+def test_a_reader_who_has_read_enough_ends_it() -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "demo", "--port", "0", "--every", "0.1"],
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("at=")
+    process.stdout.close()
+    assert process.wait(20) == 1
+    assert process.stderr is not None
+    with process.stderr as err:
+        said = ["kvcache-otel demo: whoever read the output is gone, and so it ends"]
+        assert err.read().splitlines()[1:] == said
 
 
 # -- what is not imported ----------------------------------------------------------------------------------------------

@@ -251,7 +251,11 @@ print(reader.get_metrics_data().resource_metrics)
         ("shop:fails", "shop:fails fails: RuntimeError: no room", ""),
         ("shop:undeclared", "shop:undeclared fails: ValueError: kvcache.tier has no 'gpu'", ""),
         ("shop:plain", "nothing of shop:plain is instrumented", "instrument_controller"),
-        ("shop", "nothing of shop is instrumented", "instrument_controller"),
+        (
+            "shop",
+            "nothing of shop is instrumented",
+            "name what makes it, as in shop:NAME; or call kvcache_otel.instrum",
+        ),
         ("shop:BACKUP", "nothing of shop:BACKUP is instrumented", "instrument_controller"),
         ("shop:only_the_handle", "its object is gone already", "return the object"),
         ("shop:nothing_fits", "nothing of Controller would be measured: Controller has no gone", "methods="),
@@ -340,6 +344,7 @@ def test_transfers_that_are_told_by_hand_are_noted(run: Doctor) -> None:
     ("environ", "why"),
     [
         ({"OTEL_METRICS_EXPORTER": "none"}, "OTEL_METRICS_EXPORTER=none"),
+        ({"OTEL_SERVICE_NAME": "x"}, "nothing is exported: set OTEL_METRICS_EXPORTER"),
         ({"OTEL_SDK_DISABLED": "true", "OTEL_METRICS_EXPORTER": "console"}, "OTEL_SDK_DISABLED=true"),
     ],
 )

@@ -167,8 +167,9 @@ def test_once_is_a_table(publisher: FakePublisher) -> None:
     columns = "worker rank engine state device host events lost recovered duplicate resets failures age"
     assert head == columns.split()
     assert it.out[1].split()[1] == "9"
-    assert first[:-2] == ["a", "10", "vllm", "-", "1,485", "1,485", "2,970", "15", "0", "0", "0", "1"]
+    assert first[:-2] == ["a", "10", "vllm", "-", "1,485", "1,485", "2,970", "15", "0", "0", "0", "-"]
     assert second[:6] == ["a", "9", "vllm", "-", "0", "-"]
+    assert second[-3] == "1", "a failure is the worker's, and in its first row"
     assert float(first[-2]) < 60
     assert silent == ["silent", "-", "-", "down", "-", "-", "-", "-", "-", "-", "-", "0", "-"]
     assert {len(line.rstrip()) for line in it.out[:3]} == {len(it.out[0].rstrip())}
@@ -383,7 +384,8 @@ class Terminal:
         os.close(self._ours)
 
 
-def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_live_table_in_a_terminal(publisher: FakePublisher, number: int) -> None:
     arguments = "--every", "0.1", f"[b]a[/b]={publisher.endpoint}", f"x=tcp://127.0.0.1:{free_port()}"
     with closing(Terminal(*arguments)) as it:
         subscribed(publisher)
@@ -391,7 +393,7 @@ def test_a_live_table_in_a_terminal(publisher: FakePublisher) -> None:
         publisher.publish(stored(list(range(1234))))
         wait_until(lambda: it.shown(r"\[b\]a\S* +0 +vllm +- +1,234 "))
         wait_until(lambda: it.shown(r"WARNING kvcache: source 'x' cannot be reached at tcp://127\.0\.0\.1:\d+; it is"))
-        it.process.send_signal(signal.SIGTERM)
+        it.process.send_signal(number)
         wait_until(lambda: it.shown(r"\x1b\[\?25h") and it.process.poll() is not None)
         assert it.process.returncode == 0
         assert "Traceback" not in it.screen
@@ -534,6 +536,28 @@ def test_what_publishers_choose_cannot_command_a_terminal() -> None:
         ("in/\\x1b]0;me\\x07\\n", "0", "vllm"),
     ]
     assert len(watch_view.table(found).splitlines()) == 4
+    watch.close()
+
+
+def test_failures_are_a_workers_and_shown_once() -> None:
+    recorder = Recorder(Identity("custom", "TestWatch"), series_limit=series(4))
+    watch = Watch(BlockIndex(recorder))
+    for name, ranks in (("a", 3), ("b", 1)):
+        worker = watch.index.add(name, engine="vllm")
+        for rank in range(ranks):
+            worker.receive(batch(stored([1]), rank=rank))
+    for _ in range(7):
+        watch.index.workers["a"].receive(b"no batch")
+    found = watch_view.rows(recorder, watch)
+    column = watch_view._COLUMNS.index("failures")
+    assert [(*row.cells[:2], row.cells[column]) for row in found] == [
+        ("a", "0", "7"),
+        ("a", "1", "-"),
+        ("a", "2", "-"),
+        ("b", "0", "0"),
+    ]
+    assert "failures 7" in watch_view.table(found, 20), "what there is no room for, with its sum"
+    assert watch_view.lines(found).count("failures=") == 2
     watch.close()
 
 

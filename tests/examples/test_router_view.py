@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -92,3 +94,23 @@ def test_a_share_that_is_none(one_of: str) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(f"{one_of!r} is no number from 2 to 1000")
+
+
+def test_ctrl_c_ends_it_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "examples.router_view"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("round 1"):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)  # As a terminal does it: who watches is told too.
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, said) == (130, "")

@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[2]
 def test_without_vllm_it_says_how_to_have_one() -> None:
     program = "import sys, runpy; sys.modules['vllm'] = None; sys.argv = ['x']; runpy.run_module"
     done = subprocess.run(
-        [sys.executable, "-c", f"{program}('examples.vllm_cpu.demo', run_name='__main__')"],
+        [sys.executable, "-c", f"{program}('examples.vllm_cpu', run_name='__main__')"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    said = "examples.vllm_cpu.demo: this Python has no vLLM: `make demo-vllm` makes one that has\n"
+    said = "examples.vllm_cpu: this Python has no vLLM: `make demo-vllm` makes one that has\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -295,3 +296,55 @@ def test_no_collection_has_more_durations_than_operations_however_many_come_mean
         )
         assert durations <= operations.value
     assert durations >= 2
+
+
+class Scraped:
+    """Collects through a reader of Prometheus' kind, as a scrape does."""
+
+    def __init__(self, journal: Journal, temporality: AggregationTemporality) -> None:
+        self.reader = PrometheusReader(journal.recorder)
+        provide(journal, self.reader)
+
+    def collect(self) -> Any:
+        return self.reader.registry.collect()
+
+
+class Foreign:
+    """Collects through a provider that is not ours, whose readers know no cells."""
+
+    def __init__(self, journal: Journal, temporality: AggregationTemporality) -> None:
+        self.reader = InMemoryMetricReader()
+        provide(journal, self.reader)
+
+    def collect(self) -> Any:
+        return self.reader.get_metrics_data()
+
+
+def values(data: Any) -> dict[str, float]:
+    """Returns the sum of each metric's numbers, by OpenTelemetry's name."""
+    if hasattr(data, "resource_metrics"):
+        return {
+            metric.name: sum(point.value for point in points(data, metric.name))
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if "duration" not in metric.name
+        }
+    return {family.name.replace("_", "."): sum(sample.value for sample in family.samples) for family in data}
+
+
+@pytest.mark.parametrize("kind", [InMemory, Periodic, Scraped, Foreign])
+def test_what_nobody_ends_is_looked_after_before_anything_is_read(journal: Journal, kind: Any) -> None:
+    copies = Transfers(CacheProbe(journal.recorder, Identity("custom", "Copies")), "device", "host", deadline_s=0.01)
+    copies.begin()
+    bench = kind(journal, CUMULATIVE)
+    time.sleep(0.02)
+    journal.recorder.observe(semconv.LOOKUP_TOKENS, {"kvcache.tier": "disk"}, lambda: dropped(journal))
+    read = values(bench.collect())
+    assert read["kvcache.transfer.active"] == 0
+    assert read["kvcache.telemetry.dropped"] == 1
+    assert read["kvcache.lookup.tokens"] == 1, "the first that is read knows of it too"
+
+
+def dropped(journal: Journal) -> int | float:
+    return sum(point.value for point in journal.recorder.points(semconv.TELEMETRY_DROPPED))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvcache_otel.cli import INTERRUPTED, demo, doctor, watch
 from kvcache_otel.cli.report import reason
+from kvcache_otel.cli.watch_output import OutputError
 from kvcache_otel.version import __version__
 
 if TYPE_CHECKING:
@@ -52,12 +53,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         return status
     except KeyboardInterrupt:
         raise
-    except BrokenPipeError:  # Whoever read our output has read enough. Python must not complain of it at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # Whoever read our output has read enough.
+        _drop_output()
+        return 1
+    except OutputError as error:
+        print(f"kvcache-otel {options.command}: standard output cannot be written: {error}", file=sys.stderr)
+        _drop_output()
         return 1
     except BaseException as error:  # Whatever an engine raises, SystemExit too, this is our command's end.
         print(f"kvcache-otel {options.command}: failed itself: {reason(error)}", file=sys.stderr)
         return 1
+
+
+def _drop_output() -> None:
+    """Sends to nobody what standard output has kept back: Python must not complain of it at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> tuple[argparse.ArgumentParser, Commands]:

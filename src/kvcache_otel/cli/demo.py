@@ -49,7 +49,12 @@ def add_to(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command; returns its exit status: 0 if it ran until it was to end, 2 if it could not begin."""
+    """Runs the command; returns its exit status: 0 if it ran until it was to end, 2 if it could not begin.
+
+    Raises:
+        BrokenPipeError: Nobody reads its output any more.
+        OutputError: Its output cannot be written for another reason.
+    """
     logging.basicConfig(format="kvcache-otel demo: %(message)s", level=logging.WARNING)
     os.environ.update(_variables(os.environ, options.port))
     settings = Settings.from_environ(os.environ)

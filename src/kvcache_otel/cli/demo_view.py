@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 import time
@@ -14,12 +15,15 @@ from kvcache_otel.cli.extras import how
 from kvcache_otel.cli.fit import fit, shortened
 from kvcache_otel.cli.live import live
 from kvcache_otel.cli.terminal import is_drawn
+from kvcache_otel.cli.watch_output import OutputError
 from kvcache_otel.semconv import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from kvcache_otel.cli.demo_rows import LossRow, RouteRow, Seen, TierRow
+
+_logger = logging.getLogger(__name__)
 
 NOTHING = "-"
 """In place of a number that there is none of."""
@@ -257,11 +261,27 @@ def view(look: Callable[[], Seen], title: Callable[[], str]) -> Generator[Show]:
         seen = look()
         if last:
             parts = [title(), *map(text, tables(seen, glyphs)), prefetched(seen)]
-            print("\n" + "\n\n".join(filter(None, parts)), flush=True)
+            _print("\n" + "\n\n".join(filter(None, parts)))
         else:
-            print("\n".join(lines(seen, time.monotonic() - began)), flush=True)
+            _print("\n".join(lines(seen, time.monotonic() - began)))
 
     yield show_plainly
+
+
+def _print(what: str) -> None:
+    """Prints something.
+
+    Raises:
+        BrokenPipeError: Nobody will read it any more.
+        OutputError: It cannot be written for another reason.
+    """
+    try:
+        print(what, flush=True)
+    except BrokenPipeError:
+        _logger.warning("whoever read the output is gone, and so it ends")
+        raise
+    except OSError as error:
+        raise OutputError(error.strerror or str(error)) from None
 
 
 @contextmanager
@@ -293,7 +313,10 @@ def _live(look: Callable[[], Seen], title: Callable[[], str], glyphs: str) -> Ge
     with live(drawn) as redraw:
 
         def show(*, last: bool) -> None:
-            redraw()
+            try:
+                redraw()
+            except OSError as error:
+                raise OutputError(error.strerror or str(error)) from None
 
         yield show
 

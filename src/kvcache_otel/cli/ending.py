@@ -21,6 +21,8 @@ class Stop:
         self.asked = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # As nohup has it.
+            signal.signal(signal.SIGHUP, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked:  # A second time: whatever it is that does not end.

@@ -95,6 +95,8 @@ def examine(target: str) -> Examined:
                 reports = [_nothing(target, made.problem)]
             elif not reports:
                 remedy = "call kvcache_otel.instrument_controller or instrument_tree_core where it is made"
+                if ":" not in target:  # It may be made by a function that nobody has called.
+                    remedy = f"name what makes it, as in {words(target)}:NAME; or {remedy}"
                 reports = [_nothing(target, failure(f"nothing of {words(target)} is instrumented", remedy))]
             provided = bool(asked) and (process_provider() is not None or all(provider for _, provider in asked))
         finally:

@@ -114,7 +114,10 @@ def rows(recorder: Recorder, watch: Watch) -> list[Row]:
     owners |= {(worker, None): {} for worker in failures.keys() - {worker for worker, _ in numbers}}
     owners |= {owner: {} for owner in states.keys() - owners.keys()}
     return [
-        _row(worker, rank, engines, states.get((worker, rank), NOTHING), owners[worker, rank], failures)
+        # Failures are of no rank: popped, so that they are in the worker's first row alone.
+        _row(
+            worker, rank, engines, states.get((worker, rank), NOTHING), owners[worker, rank], failures.pop(worker, None)
+        )
         for worker, rank in sorted(owners, key=lambda owner: (owner[0], -2 if owner[1] is None else owner[1]))
     ]
 
@@ -125,7 +128,7 @@ def _row(
     engines: dict[str, str],
     state: str,
     found: dict[str, float],
-    failures: dict[str, float],
+    failures: float | None,
 ) -> Row:
     counted = [_number(found.get(column)) for column in (*TIERS, *_COUNTED)]
     age = found.get("age")
@@ -136,7 +139,7 @@ def _row(
             engines.get(worker, NOTHING),
             state,
             *counted,
-            _number(failures.get(worker)),
+            _number(failures),
             NOTHING if age is None else f"{age:.1f} s",
         ),
         worker,

@@ -164,8 +164,10 @@ def _check(endpoint: str) -> None:
     scheme, _, address = endpoint.partition("://")
     if scheme not in ("tcp", "ipc"):
         raise ValueError("it is neither tcp://host:port nor ipc://path")
-    port = address.rpartition(":")[2]
-    if scheme == "tcp" and port.isdecimal() and int(port[:20]) > _LAST_PORT:
+    port = address.rpartition(":")[2] if ":" in address else ""
+    if scheme != "tcp" or port in ("", "*"):
+        return
+    if not (port.isascii() and port.isdecimal() and int(port[:20]) <= _LAST_PORT):  # ZeroMQ reads 9464 in 9464x.
         raise ValueError(f"{port} is no port from 0 to {_LAST_PORT}")
 
 

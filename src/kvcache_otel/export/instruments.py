@@ -96,7 +96,7 @@ class Instruments:
                 return observations
             try:
                 if spec is _FIRST:
-                    recorder.harvester.freshen()
+                    recorder.freshen()
                     if self._catch_up is not None:
                         self._catch_up(CATCH_UP_SHARE * options.timeout_millis / 1000)
                 for attributes, value in self._points(recorder, spec):

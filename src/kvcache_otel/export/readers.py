@@ -136,7 +136,7 @@ class CellReader(MetricReader):
     def collect(self, *args: Any, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Collects as the reader does it, and histogram cells before all else."""
         if os.getpid() == self._pid:
-            self._recorder.harvester.freshen()
+            self._recorder.freshen()
             self._taken.metrics = self._take()
         try:
             super().collect(*args, **kwargs)

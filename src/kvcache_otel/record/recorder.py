@@ -269,13 +269,24 @@ class Recorder:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
+    def freshen(self) -> None:
+        """Has what is under way looked after, before anything of a collection is read; on any thread.
+
+        What nobody ends is given up then, and pairs are read that their device is done with. Nobody is kept for long.
+        """
+        for series in self._rows(semconv.TRANSFER_ACTIVE):
+            for _ in self._asked(series):
+                pass  # Who is asked how many there are looks after them.
+        self.harvester.freshen()
+
     def points(self, spec: MetricSpec) -> Iterator[Point]:
         """Yields the rows of a counter or gauge as they are now, label sets each once."""
         for series in self._rows(spec):
+            asked = list(self._asked(series))  # First: who is asked may look after what the levels count.
             # Each level is read once: the engine may end the row at any moment.
             read = (level.value for reference in series.levels if (level := reference()) is not None)
             values = [value for value in read if value is not None]
-            values.extend(self._asked(series))
+            values.extend(asked)
             if isinstance(series.cell, Counter):
                 values.append(series.cell.value)
             if values:

@@ -810,10 +810,13 @@ def test_a_reason_that_is_always_so_is_declared_by_that(exported: Exported) -> N
     assert handle.attached
 
 
-@pytest.mark.parametrize("make", [lambda: kv.Eviction(tokens=True), lambda: kv.Backup(tokens={"kv": False}, bytes=1)])
-def test_a_truth_is_no_amount(make: Any) -> None:
-    with pytest.raises(TypeError, match="tokens= must be a number, numbers by name, or a callable, and not "):
-        make()
+@pytest.mark.parametrize("given", [True, {"kv": False}, 1.5, 2.0, "7"])
+def test_what_is_no_whole_number_is_no_amount(given: Any) -> None:
+    words = f"tokens= must be a whole number, such numbers by name, or a callable, and not {given!r}"
+    with pytest.raises(TypeError, match=re.escape(words) + "$"):
+        kv.Eviction(tokens=given)
+    with pytest.raises(TypeError, match=re.escape(words) + "$"):
+        kv.Backup(tokens=given, bytes=1)
 
 
 def test_a_tier_that_is_none_is_told_which_there_are(exported: Exported) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -111,3 +112,43 @@ def test_a_key_by_which_nobody_ends_anything_is_said(exported: Exported, caplog:
         beside = kv.instrument_tree_core(caches[3], beside=first, methods={"launch": keyed})
         assert said_of_keys(caplog) == []
     assert beside.measured
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({}, "Nothing is exported: set OTEL_METRICS_EXPORTER (otlp, prometheus, console) or OTEL_EXPORTER_OTLP_ENDP"),
+        ({"OTEL_METRICS_EXPORTER": "none"}, "Nothing is exported: OTEL_METRICS_EXPORTER=none"),
+        ({"OTEL_METRICS_EXPORTER": "nonesuch"}, "Nothing is exported (OTEL_METRICS_EXPORTER=nonesuch): the log says"),
+        ({"OTEL_SDK_DISABLED": "true"}, "Nothing is exported: OTEL_SDK_DISABLED=true"),
+    ],
+)
+def test_the_report_says_that_nothing_is_exported(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: str
+) -> None:
+    for variable in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in environ.items():
+        monkeypatch.setenv(variable, value)
+    methods = {"launch": kv.Eviction(tokens=1)}
+    cache, tree = Cache(), Cache()
+    handle = kv.instrument_controller(cache, tiers={"device": "kv"}, methods=methods)
+    told = [handle.report()]
+    if not environ.get("OTEL_SDK_DISABLED"):
+        told.append(kv.instrument_tree_core(tree, beside=handle, methods=methods).report())
+    for report in told:
+        assert report.splitlines()[-1].startswith(f"  {words}")
+        assert report.lower().count("nothing is exported") == 1
+    handle.remove()
+    assert "xported" not in handle.report()
+
+
+def test_the_report_of_what_is_exported_says_nothing_of_that(
+    exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = {"launch": kv.Eviction(tokens=1)}
+    given = Cache()
+    assert "xported" not in instrument(exported, given, methods=methods).report()
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
+    own = Cache()
+    assert "xported" not in kv.instrument_controller(own, tiers={"device": "kv"}, methods=methods).report()

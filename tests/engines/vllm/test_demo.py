@@ -11,7 +11,7 @@ from tests.conftest import require
 
 require("vllm")
 
-from examples.vllm_cpu.demo import TURN_TOKENS  # noqa: E402
+from examples.vllm_cpu.__main__ import TURN_TOKENS  # noqa: E402
 from examples.vllm_cpu.tiny_model import BLOCK_TOKENS  # noqa: E402
 
 from tests.engines.vllm.programs import run  # noqa: E402
@@ -23,7 +23,7 @@ USERS, TURNS = 6, 3
 
 def test_the_demo_shows_where_every_prompt_token_came_from() -> None:
     ended = run(
-        [sys.executable, "-m", "examples.vllm_cpu.demo", "--users", str(USERS), "--turns", str(TURNS)],
+        [sys.executable, "-m", "examples.vllm_cpu", "--users", str(USERS), "--turns", str(TURNS)],
         {"OTEL_EXPORTER_PROMETHEUS_PORT": "0"},
         timeout_s=300,
     )

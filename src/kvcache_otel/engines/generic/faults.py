@@ -69,7 +69,7 @@ def several(what: str, given: Any) -> tuple[Any, ...]:
 
 
 def quantity(what: str, given: Any) -> None:
-    """Looks at a quantity that is always so: a number of at least 0, or such numbers by name.
+    """Looks at a quantity that is always so: a whole number of at least 0, or such numbers by name.
 
     Raises:
         TypeError: It is nothing of the kind.
@@ -79,6 +79,7 @@ def quantity(what: str, given: Any) -> None:
     values = cast("Mapping[Any, Any]", given).values() if isinstance(given, Mapping) else (given,)
     for value in values:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{what}= must be a number, numbers by name, or a callable, and not {words!r}")
+            shown = repr(words) if isinstance(given, str) else words
+            raise TypeError(f"{what}= must be a whole number, such numbers by name, or a callable, and not {shown}")
         if value.__index__() < 0:
             raise ValueError(f"{what}= is negative: {words}")

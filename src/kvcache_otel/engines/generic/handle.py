@@ -65,14 +65,23 @@ class Instrumented:
         tiers: The cache's tiers; None where the object was given back, or is gone.
         measured: What is measured.
         missing: What cannot be measured, and why.
+        unexported: Returns why nothing is exported, in one line; empty where something is.
     """
 
-    def __init__(self, identity: Identity, kind: type, tiers: Tiers, missing: Iterable[Missing] = ()) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        kind: type,
+        tiers: Tiers,
+        missing: Iterable[Missing] = (),
+        unexported: Callable[[], str] = lambda: "",
+    ) -> None:
         """Args:
         identity: As the attribute.
         kind: As the attribute.
         tiers: As the attribute.
         missing: As the attribute.
+        unexported: As the attribute.
         """
         self.identity = identity
         self.kind = kind
@@ -80,6 +89,7 @@ class Instrumented:
         self._declared = tiers
         self.measured: tuple[Measured, ...] = ()
         self.missing: tuple[Missing, ...] = tuple(missing)
+        self.unexported = unexported
         self._owner: Callable[[], Any] = lambda: None
         self._rows: Rows | None = None
         self._unheard: Rows | None = None  # Those that tell nobody.
@@ -125,7 +135,7 @@ class Instrumented:
         return rows.transfers(source, destination)
 
     def report(self) -> str:
-        """Returns what is measured and what is not, in words, one line each."""
+        """Returns what is measured and what is not, in words, one line each; and why nothing is exported, if so."""
         rank = self.identity.rank
         lines = [f"{self.identity.cache_type}, rank tp={rank.tp} pp={rank.pp} dp={rank.dp}"]
         width = max((len(item.name) for item in (*self.measured, *self.missing)), default=0)
@@ -139,6 +149,8 @@ class Instrumented:
         if self.missing:
             lines.append("  Not measured:")
             lines += [f"    - {what}" for what in dict.fromkeys(item.what for item in self.missing)]
+        if self.tiers is not None and (why := self.unexported()):
+            lines.append(f"  {why[0].upper()}{why[1:]}")
         return "\n".join(lines)
 
     def remove(self) -> None:

@@ -44,6 +44,7 @@ def instrument(
     gauges: Gauges | None,
     deadline_s: float = DEADLINE_S,
     beside: Instrumented | None = None,
+    unexported: Callable[[], str] = lambda: "",
 ) -> Instrumented:
     """Instruments one object.
 
@@ -57,6 +58,7 @@ def instrument(
         gauges: What else the object can be asked for.
         deadline_s: As in `Rows`.
         beside: Another object of the same cache: they write to the same rows.
+        unexported: As in `Instrumented`.
 
     Raises:
         TypeError: It is a class, or cannot be held weakly and given attributes; or a fact is none.
@@ -76,8 +78,8 @@ def instrument(
     if rows is None:
         why = "nothing is measured in this process; the log says why"
         missing = [Missing(name, fact.what, why) for name, all_ in facts.items() for fact in all_]
-        return Instrumented(identity, kind, tiers, missing)
-    made = Instrumented(identity, kind, tiers)
+        return Instrumented(identity, kind, tiers, missing, unexported)
+    made = Instrumented(identity, kind, tiers, unexported=unexported)
     try:
         made.attach(owner, rows, facts, gauges, found)
     except BaseException:

@@ -1,6 +1,6 @@
 """A vLLM engine with three cache tiers under a multi-turn workload, and what kvcache-otel measures of it.
 
-    python -m examples.vllm_cpu.demo [--users 6] [--turns 3] [--stay]
+    python -m examples.vllm_cpu [--users 6] [--turns 3] [--stay]
 
 The engine is instrumented as any vLLM is: kvcache-otel is installed, and an environment variable says where the metrics
 go. This program never touches it; in the end it scrapes the Prometheus endpoint and shows what it found there.
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--stay", action="store_true", help="keep serving the metrics until interrupted")
     arguments = parser.parse_args()
     if find_spec("vllm") is None:
-        sys.exit("examples.vllm_cpu.demo: this Python has no vLLM: `make demo-vllm` makes one that has")
+        sys.exit("examples.vllm_cpu: this Python has no vLLM: `make demo-vllm` makes one that has")
 
     os.environ.setdefault("OTEL_METRICS_EXPORTER", "prometheus")
     os.environ.setdefault("VLLM_CPU_FAKE_COPY_SECONDS", "0.002")
