@@ -975,8 +975,8 @@ def test_switched_off_nothing_is_wrapped_and_it_is_said(exported: Exported, monk
     with handle.transfers("device", "host").begin(bytes=1):
         pass
     assert handle.transfers("device", "host") is handle.transfers("device", "host")
-    with pytest.raises(ValueError, match="disk"):
-        handle.transfers("device", "disk")
+    with pytest.raises(ValueError, match="peer"):
+        handle.transfers("device", "peer")
     with kv.transfers("device", "host", cache="Own").begin(bytes=1):
         pass
     assert instrumentation.runtime is None
