@@ -42,6 +42,10 @@ _INFINITY = float("inf")
 ERROR_TYPES = 16
 
 
+# Looked up once: a class is asked for its attributes each time.
+_DEVICE_EVENT = TimingSource.DEVICE_EVENT
+
+
 class Transfers:
     """One direction of one cache. Setting it up may raise; from then on nothing does.
 
@@ -286,11 +290,11 @@ class Transfers:
     def finish(self, transfer: Transfer) -> None:
         """Times a transfer that has ended well, and counts it: now, or when its device is done with it."""
         if transfer.events is not None:
-            self._finish_by(transfer, transfer.events)
+            self.finish_by(transfer, transfer.events)
         elif transfer.seconds is not None:
             self._timed(transfer, TimingSource.ENGINE_REPORT, transfer.seconds)
         elif (stream := transfer.stream) is not None:
-            route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
+            route = self._routes.get(_DEVICE_EVENT) or self._route(_DEVICE_EVENT)
             if transfer.after is None:
                 self.mark_end(transfer)
             if transfer.before is not None:
@@ -433,14 +437,15 @@ class Transfers:
             transfer.ended = True
             self._complaints.contradicted("did not end before others began in its place", Reason.OTHER)
 
-    def _finish_by(self, transfer: Transfer, events: Any) -> None:
+    def finish_by(self, transfer: Transfer, events: Any) -> None:
         """Reads somebody else's events, at once where they are done with: they may be recorded again afterwards."""
-        route = self._routes.get(TimingSource.DEVICE_EVENT) or self._route(TimingSource.DEVICE_EVENT)
+        route = self._routes.get(_DEVICE_EVENT) or self._route(_DEVICE_EVENT)
         seconds: float | None = None
         try:
-            transfer.before, transfer.after = before, after = events
+            before, after = events
             done = after.query()
             if not done and not transfer.lent:
+                transfer.before, transfer.after = before, after
                 if not foreign.wait_for(transfer, before, after):
                     raise RuntimeError("the device is not done with them, and they have a `record` of their own")
                 transfer.duration = route.duration
