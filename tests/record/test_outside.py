@@ -19,6 +19,7 @@ import pytest
 from kvcache_otel.record import complaints, outside
 from kvcache_otel.record.streams import CURRENT
 from tests.record.test_transfers import ENOUGH_S, Scene
+from tests.support.alarms import interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -154,38 +155,19 @@ def test_what_ends_a_process_goes_through(error: BaseException) -> None:
 
 
 def test_every_alarm_reaches_the_engine_and_nothing_stays_active(monkeypatch: pytest.MonkeyPatch) -> None:
-    fired: list[None] = []
-
-    def alarm(*_: Any) -> None:
-        fired.append(None)
-        raise TooLongError
-
     monkeypatch.setattr(complaints._logger, "disabled", True)  # What logging swallows is not ours.
-    scene, got, previous, until = Scene(deadline_s=0.05), 0, signal.getsignal(signal.SIGALRM), time.monotonic() + 2.0
-    signal.signal(signal.SIGALRM, alarm)
-    try:
-        gc.disable()  # What is raised in a callback of its, Python swallows.
-        while time.monotonic() < until:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 5e-4))
-                before, end = (
-                    len(fired),
-                    time.monotonic() + 0.1,
-                )  # CPython may see it late, where another thread got it.
-                while len(fired) == before and time.monotonic() < end:
-                    scene.transfers.begin(bytes=1).end()
-                    with scene.transfers.transfer(bytes=1):
-                        pass
-                    scene.transfers.begin(bytes=1, key="same")
-                    scene.transfers.end("same")
-                    scene.transfers.begin().cancel()
-            except TooLongError:
-                got += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        gc.enable()
-        signal.signal(signal.SIGALRM, previous)
-    assert got == len(fired) > 100
+    scene = Scene(deadline_s=0.05)
+
+    def step() -> None:
+        scene.transfers.begin(bytes=1).end()
+        with scene.transfers.transfer(bytes=1):
+            pass
+        scene.transfers.begin(bytes=1, key="same")
+        scene.transfers.end("same")
+        scene.transfers.begin().cancel()
+
+    fired, got = interrupt(step, TooLongError, 2.0)
+    assert got == fired > 100
     if scene.transfers.open_keys:
         scene.transfers.end("same")
     gc.collect()  # Tracebacks are let go.

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dis
-import gc
-import random
-import signal
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +18,7 @@ from kvcache_otel.record.probe import CacheProbe
 from kvcache_otel.record.recorder import Recorder
 from kvcache_otel.record.together import TRIES, Changes
 from tests.record.test_cells import SWITCH_POINTS
+from tests.support.alarms import interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,33 +132,16 @@ class TooLongError(Exception):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TooLongError])
 def test_changes_are_done_though_a_signal_handler_raises_in_their_midst(error: type[BaseException]) -> None:
-    def handler(*_: Any) -> None:
-        fired.append(None)
-        raise error
-
-    identity, fired, got = Identity("custom", "Own"), list[None](), 0
+    identity = Identity("custom", "Own")
     recorder = Recorder(identity)
     books = PrefetchBooks(CacheProbe(recorder, identity), "disk", None)
     books.tells_hits()
     books.tells_ends(("revoked",))
-    previous, until = signal.signal(signal.SIGALRM, handler), time.monotonic() + 1.0
-    try:
-        gc.disable()  # What is raised in a callback of its, Python swallows.
-        while time.monotonic() < until:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 5e-4))
-                before, end = (
-                    len(fired),
-                    time.monotonic() + 0.1,
-                )  # CPython may see it late, where another thread got it.
-                while len(fired) == before and time.monotonic() < end:
-                    books.hit(2)
-                    books.ended(1, 1, {"revoked": 1})
-            except error:
-                got += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        gc.enable()
-        signal.signal(signal.SIGALRM, previous)
-    assert got == len(fired) > 0
+
+    def step() -> None:
+        books.hit(2)
+        books.ended(1, 1, {"revoked": 1})
+
+    fired, got = interrupt(step, error, 1.0)
+    assert got == fired > 0
     assert recorder.changes.begun == recorder.changes.done > 0
