@@ -393,7 +393,7 @@ def test_books_are_not_begun_anew_with_less() -> None:
     assert driver.applied() == [100, 101, 102]
 
 
-def test_more_than_can_wait_of_what_came_before_is_lost() -> None:
+def test_more_than_can_wait_of_what_came_before_is_left() -> None:
     driver = Driver(replay=True, limits=LIMITS._replace(held=20))
     driver.stream.connected(driver.now)
     driver.live(100)
@@ -401,7 +401,7 @@ def test_more_than_can_wait_of_what_came_before_is_lost() -> None:
     wait_for_request(driver)
     driver.answer(*range(60))
     assert driver.applied() == [100]
-    assert driver.counted() == {"lost": 21}
+    assert driver.counted() == {}
     driver.live(101)
     assert driver.applied() == [100, 101]
 
@@ -456,3 +456,19 @@ def test_what_came_while_in_doubt_is_of_the_life_that_is_found(silent: bool) -> 
     assert parsed(driver.runs[0]) == [(number, 0) for number in range(4)]
     assert parsed(driver.runs[1]) == [(number, 1) for number in range(8)]
     assert driver.counted() == {"resets": 1} | ({"lost": 1} if silent else {"recovered": 1})
+
+
+@pytest.mark.parametrize("unheard", [1, 4, 5, 7])
+def test_another_life_that_has_sent_less_than_came_before_the_first_batch(unheard: int) -> None:
+    driver = Driver(replay=True)
+    driver.stream.connected(driver.now)
+    driver.live(5, 6, 7, 8)
+    wait_for_silence(driver)
+    reconnect(driver)
+    serve(driver, range(unheard), run=1)
+    assert [parsed(run) for run in driver.runs] == [
+        [(number, 0) for number in range(5, 9)],
+        [(number, 1) for number in range(unheard)],
+    ]
+    assert driver.counts.resets.value == 1
+    assert driver.counts.lost.value == 0

@@ -26,6 +26,11 @@ class Earlier:
     def __len__(self) -> int:
         return len(self._batches)
 
+    @property
+    def last(self) -> int:
+        """The highest number; -1 where there is none."""
+        return self._batches[-1][0] if self._batches else -1
+
     def put(self, number: int, payload: bytes, *, is_news: bool) -> None:
         """Takes one, unless its number does not follow."""
         if not self._batches or number > self._batches[-1][0]:

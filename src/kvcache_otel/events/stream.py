@@ -547,11 +547,10 @@ class Stream:
         joined = line.next if line.joined is None else line.joined
         earlier.put(number, payload, is_news=number < joined and not is_known)
         self._replay.went_on(now)
-        if len(earlier) > limits.held or earlier.size > limits.held_bytes:
-            self.counts.lost.add(len(earlier))  # They are more than can wait.
-        elif number != line.next - 1:
+        too_many = len(earlier) > limits.held or earlier.size > limits.held_bytes  # Then the books stay as they are.
+        if number != line.next - 1 and not too_many:
             return
-        elif earlier.is_news and earlier.covers(line.first, joined, line.next):
+        if not too_many and earlier.is_news and earlier.covers(line.first, joined, line.next):
             self._join_again(now)
             return
         self._late = False
@@ -576,9 +575,15 @@ class Stream:
             replay.fell_silent(now, deaf=nothing and (self._unsure or bool(line.held)))
         else:
             replay.answered()
-            if self._earlier.is_news and not self._earlier.again:  # Some have come live since it was asked.
+            if (
+                self._late and self._earlier.is_news and not self._earlier.again
+            ):  # Some have come live since it was asked.
                 self._ask(now, everything=True, again=True)
                 self._earlier = Earlier(again=True)
+                return
+            known = -1 if line.known is None else line.known
+            if self._late and self._earlier.is_news and self._earlier.last < known:
+                self._replaced(now)  # It does not have the one that is known, and has its own last.
                 return
             self._question, self._late = None, False
         if gone and line.known is not None and (asked_whether or not line.held):
