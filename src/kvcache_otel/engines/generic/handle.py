@@ -92,7 +92,7 @@ class Instrumented:
         self.unexported = unexported
         self._owner: Callable[[], Any] = lambda: None
         self._rows: Rows | None = None
-        self._unheard: Rows | None = None  # Those that tell nobody.
+        self._untold: Rows | None = None  # Those that tell nobody.
         self._places: list[objects.Place] = []
         self._points: list[objects.ObjectPoint] = []
         self._gauges: object = ()  # Their rows end when they are let go.
@@ -129,8 +129,8 @@ class Instrumented:
             ValueError: A tier was not declared.
         """
         if self._rows is None:
-            self._unheard = self._unheard or untold(self.identity, self._declared)
-        rows = self._rows or self._unheard
+            self._untold = self._untold or untold(self.identity, self._declared)
+        rows = self._rows or self._untold
         assert rows is not None
         return rows.transfers(source, destination)
 
