@@ -854,6 +854,35 @@ def test_occupancy_equals_a_recount_after_every_step(engine: str, seed: int) -> 
     assert one.all.cells(semconv.EVENT_BLOCKS) == {("w", *key): value for key, value in (+recount.blocks).items()}
 
 
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_what_is_restored_is_in_the_books_and_is_counted_no_more(engine: str, seed: int) -> None:
+    draw = random.Random(seed)
+    device_only = seed % 4 == 3
+    one = One(engine, clears_device_only=device_only)
+    recount = Recount(copies=engine == "vllm", device_only=device_only)
+    payloads: list[bytes] = []
+    for _ in range(200):
+        rank = draw.randrange(3)
+        recount.see(rank)
+        payloads.append(batch(*(event for _ in range(3) for event in step(draw, recount, rank)), rank=rank))
+        one.worker.receive(payloads[-1])
+    payloads.insert(draw.randrange(200), b"no batch")
+
+    def counted() -> tuple[Any, ...]:
+        return one.all.cells(semconv.EVENTS), one.all.cells(semconv.EVENT_BLOCKS), one.errors, one.all.failures
+
+    before = counted()
+    one.worker.reset()
+    assert set(one.all.resident.values()) == {0}
+    for payload in payloads:
+        one.worker.restore(payload)
+    assert one.all.resident == recount.resident
+    assert counted() == before
+    one.worker.close()
+    one.worker.restore(payloads[0])
+
+
 # ------------------------------------------------------------------------------------------------------- fuzzers
 
 
